@@ -29,6 +29,7 @@ from safetensors.numpy import load_file
 from torch_gpt import Sizes, TorchStep
 
 from ortflow.workflow.assembly.build import build_graphs
+from ortflow.workflow.assembly.updates import write_forms
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Device
@@ -44,7 +45,6 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
-from ortflow.workflow.trainer.builder import write_forms
 from ortflow.workflow.trainer.opening import open_trainer
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gpt"))

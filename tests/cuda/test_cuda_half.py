@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from ortflow.workflow.assembly.build import build_graphs
+from ortflow.workflow.assembly.updates import write_forms
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
@@ -25,7 +26,6 @@ from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.builder import write_forms
 from ortflow.workflow.trainer.opening import open_trainer
 from ortflow.workflow.trainer.whole_passes import WholePasses
 

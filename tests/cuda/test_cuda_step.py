@@ -22,6 +22,7 @@ from queued import halved, network, outcomes_of, state_of, steps_of, train
 from safetensors.numpy import load_file
 from test_cuda_runs import GPU, killed, state, wait_for
 
+from ortflow.workflow.assembly.updates import write_forms
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaDevice
@@ -35,7 +36,6 @@ from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainer.builder import write_forms
 from ortflow.workflow.trainer.opening import open_trainer
 from ortflow.workflow.trainer.step import GraphTrainer
 

@@ -173,6 +173,53 @@ PRECISION = Addition(
         ("workflow/fusion/halved.py", '"fp16": _scale, ', '"fp16_unscaled": _copy, '),
     ],
 )
+LAYOUT = Addition(
+    "A layout",
+    [
+        (
+            "workflow/spec/run.py",
+            "    zero: Literal[0, 1, 2, 3] = 0",
+            '    sums: Literal["fp32", "fp64"] = "fp32"\n    """Precision of sums over the replicas."""\n',
+        ),
+        (
+            "workflow/trainer/opening.py",
+            '    "whole, moments on the host": Parts(',
+            '    "whole, exact sums": Parts("whole", "exact", "whole"),\n',
+        ),
+        ("workflow/trainer/opening.py", '"scatter", "in the graph", "divided"]', '"exact", '),
+        (
+            "workflow/trainer/opening.py",
+            '    if spec.divides:\n        return "pipeline"',
+            '    if spec.parallel.sums == "fp64":\n        return "whole, exact sums"\n',
+        ),
+        (
+            "workflow/trainer/opening.py",
+            '            case "scatter":\n                return self._scatter()',
+            '            case "exact":\n'
+            "                from ortflow.workflow.trainer.exact_sums import ExactSums\n\n"
+            "                return ExactSums(context, buffers)\n",
+        ),
+    ],
+    {
+        "workflow/trainer/exact_sums.py": (
+            "import numpy as np\n\n\n"
+            "class ExactSums:\n    after_each = False\n\n"
+            "    def __init__(self, context, buffers):\n"
+            "        self._ranks, self._sync = context.replicas, buffers.sync\n"
+            "        self._exact = context.device.allocate(buffers.sync.count, np.float64)\n"
+            "        context.report.note(f'{self._ranks.world_size} ranks sum in fp64')\n\n"
+            "    def sum_gradients(self):\n        pass\n\n"
+            "    def sum_rest(self):\n"
+            "        self._exact.write(self._sync.read().astype(np.float64))\n"
+            "        self._ranks.all_reduce(self._exact)\n"
+            "        self._sync.write(self._exact.read().astype(np.float32))\n\n"
+            "    def sum_squares(self, squares):\n        pass\n\n"
+            "    def sum_norms(self, sums):\n        pass\n\n"
+            "    def settle(self):\n        pass\n\n"
+            "    def gather_parameters(self):\n        pass\n"
+        )
+    },
+)
 
 
 def named(section: str) -> set[str]:
@@ -311,3 +358,22 @@ def test_a_precision(tmp_path: Path) -> None:
         "assert 'ortflow.loss_scale' not in {v.name for v in graph.input}\n"
     )
     output_of(source, str(program), folder=tmp_path)
+
+
+def test_a_layout(tmp_path: Path) -> None:
+    source = with_addition(tmp_path, LAYOUT)
+    sections = {"train": {"steps": 4, "optimizer": {"name": "sgd", "lr": 0.1}}, "resources": {"ranks_per_node": 2}}
+    exact = Tiny.make(tmp_path / "exact", **sections, parallel={"sums": "fp64"})
+    plain = Tiny.make(tmp_path / "plain", **sections)
+    refused = exact.command("validate", "run.yaml")
+    assert refused.code == 2
+    assert "sums" in refused.err
+    for tiny in (exact, plain):
+        output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
+    logs = {tiny: (tiny.run_dir / "logs/attempt-00/rank-0000.log").read_text() for tiny in (exact, plain)}
+    assert "2 ranks sum in fp64" in logs[exact]
+    assert "fp64" not in logs[plain]
+    assert [value for step in curve(exact.run_dir) for value in step] == pytest.approx(
+        [value for step in curve(plain.run_dir) for value in step], rel=1e-5
+    )
+    assert "`sums`" in run_file_page(source)

@@ -24,6 +24,7 @@ from real_ranks import on_ranks
 from safetensors.numpy import load_file
 from trainers import opened, write_update
 
+from ortflow.workflow.assembly.updates import write_forms
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.comm.over_gpus import over_gpus
@@ -34,7 +35,6 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome, overlap
-from ortflow.workflow.trainer.builder import write_forms
 from ortflow.workflow.trainer.opening import open_trainer
 from ortflow.workflow.trainer.overlap import Overlap
 from ortflow.workflow.trainer.step import GraphTrainer

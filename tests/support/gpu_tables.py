@@ -20,11 +20,11 @@ from onnx import TensorProto, helper
 from safetensors.numpy import load_file
 from trainers import write_update
 
+from ortflow.workflow.assembly.updates import write_forms
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch, Report, overlap, peer_sums
-from ortflow.workflow.trainer.builder import write_forms
 from ortflow.workflow.trainer.opening import open_trainer
 
 HEIGHT, WIDTH, LENGTH, STEPS, ROWS = 60_000, 16, 6, 12, 8

@@ -29,10 +29,10 @@ from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.layout import FlatIndex, Tensor, share
 from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.builder import fingerprint_of
 from ortflow.workflow.trainer.canonical import Exchange
 from ortflow.workflow.trainer.check.divided_checker import DividedChecker
 from ortflow.workflow.trainer.divided_opening import division_of
+from ortflow.workflow.trainer.fingerprint import fingerprint_of
 
 pytestmark = needs_kernels
 LAYOUTS: dict[int, list[dict[str, Any]]] = {

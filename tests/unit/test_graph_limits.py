@@ -20,7 +20,7 @@ from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer.builder import about_model
+from ortflow.workflow.trainer.model_errors import about_model
 
 GIB = 1 << 28
 """Elements of fp32 in a GiB."""

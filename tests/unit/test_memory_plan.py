@@ -22,6 +22,7 @@ from tiny_runs import Tiny
 
 from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.assembly.saving import batch_shapes
+from ortflow.workflow.assembly.updates import write_forms
 from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.forecast import activations, forecast
@@ -36,7 +37,6 @@ from ortflow.workflow.planning.rates import Link, Rates
 from ortflow.workflow.planning.survey import survey
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import overlap, peer_sums
-from ortflow.workflow.trainer.builder import write_forms
 
 pytestmark = pytest.mark.rotates("memory")
 

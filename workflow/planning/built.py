@@ -59,7 +59,7 @@ def built(spec: TrainerRunSpec) -> Iterator[Built]:
     from ortflow.workflow.steps.configure import prepare
     from ortflow.workflow.steps.shard import Stream
     from ortflow.workflow.trainer import Report
-    from ortflow.workflow.trainer.builder import lengths_of, longest_sequence
+    from ortflow.workflow.trainer.sample_lengths import lengths_of, longest_sequence
     from ortflow.workflow.trainers import builder_of
 
     if spec.trainer.name != "graph":

@@ -6,42 +6,35 @@ has changed.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortflow import __version__
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.device import Device
-from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.graph.forms import Form
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.parallel.division import folder_of
 from ortflow.workflow.parallel.stage import StageSet
-from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
-from ortflow.workflow.spec.losses import ClassLoss, CrossEntropy, Divergence, Focal, TargetLoss
-from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
+from ortflow.workflow.spec.losses import ClassLoss, Divergence, TargetLoss
 from ortflow.workflow.spec.metric_targets import Compared, compared
 from ortflow.workflow.spec.metrics import METRICS
-from ortflow.workflow.spec.model import ModelSection, single_losses
+from ortflow.workflow.spec.model import single_losses
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Metrics, Prepared, Trainer, TrainerBuilder, TrainerContext
+from ortflow.workflow.trainer.fingerprint import fingerprint_of
+from ortflow.workflow.trainer.model_errors import about_model
+from ortflow.workflow.trainer.sample_lengths import lengths_of, longest_sequence
 from ortflow.workflow.weights.kept import read_record
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
-    from ortflow.workflow.assembly.timing import Timing
     from ortflow.workflow.data.samples import Samples
     from ortflow.workflow.sessions.session import Sessions
 
@@ -115,11 +108,8 @@ class GraphBuilder(TrainerBuilder):
 
     def _build(self, dataset: Samples, lengths: Mapping[str, int]) -> GraphSet:
         from ortflow.workflow.assembly.build import build_graphs
-        from ortflow.workflow.graph.autodiff.compose import compose
-        from ortflow.workflow.kernels.graph import with_kernels
-        from ortflow.workflow.optim.gradient import gradient_graph
-        from ortflow.workflow.optim.graph import optimizer_graph
-        from ortflow.workflow.optim.segments import segments_of
+        from ortflow.workflow.assembly.first_samples import timing_of
+        from ortflow.workflow.assembly.updates import write_updates
 
         spec = self._spec
         timing = timing_of(spec, dataset) if self._context.starting else None
@@ -129,16 +119,7 @@ class GraphBuilder(TrainerBuilder):
             )
         except UserError as error:
             raise about_model(error, spec) from error
-        if not graphs.user_optimizer_graph:
-            rule, cuts = spec.train.optimizer, segments_of(spec.train, graphs.index)
-            plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
-            for path, each in ((graphs.optimizer, plain), (Form.KERNELS.of(graphs.optimizer), own)):
-                write_atomically(path, compose(each).SerializeToString())
-        if spec.on_gpus:
-            write_forms(graphs, spec.train.precision)
-        scaling = gradient_graph()
-        for path, each in ((graphs.gradient, scaling), (Form.KERNELS.of(graphs.gradient), with_kernels(scaling))):
-            write_atomically(path, each.SerializeToString())
+        write_updates(graphs, spec)
         return graphs
 
     def _report_stages(self) -> None:
@@ -219,28 +200,6 @@ class GraphBuilder(TrainerBuilder):
         return trainer
 
 
-def timing_of(spec: TrainerRunSpec, dataset: Samples) -> Timing:
-    """How to time the nodes of the model: on the first samples of the training set."""
-    import numpy as np
-
-    from ortflow.workflow.assembly.timing import Timing
-    from ortflow.workflow.cores import cores_per_rank
-    from ortflow.workflow.data.check import check_inputs
-    from ortflow.workflow.data.feed import collate
-
-    rows, data = spec.data.micro_batch, spec.data
-
-    def batch(inputs: Sequence[BatchInput]) -> Mapping[str, npt.NDArray[np.generic]]:
-        limits = Limits(pad_value=data.pad_value)
-        columns = data.train.references
-        feeds = check_inputs(
-            dataset, inputs, columns, limits, micro_batch=rows, smaller_batch=False, where="data.train"
-        )  # fmt: skip
-        return collate(dataset, feeds, [np.arange(rows) % len(dataset)])[0]
-
-    return Timing(batch, cores_per_rank(spec.resources.cpus_per_rank, spec.resources.ranks_per_node))
-
-
 def _connect(sessions: Sessions, communicator: Communicator) -> None:
     """Let the graphs' statistics run over the ranks."""
     from ortflow.workflow.kernels.library import remedy
@@ -256,116 +215,9 @@ def _connect(sessions: Sessions, communicator: Communicator) -> None:
     connect(sessions.library, {STATISTICS: communicator})
 
 
-def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
-    """The graphs of a step for GPUs, with ONNX Runtime's kernels only and with ortflow's, for a `train.precision`."""
-    import onnx
-
-    from ortflow.workflow.assembly.gpu_forms import gpu_forms
-    from ortflow.workflow.fusion.groups import fuse
-    from ortflow.workflow.fusion.half import HALVES
-    from ortflow.workflow.fusion.rounded import writing_rounded
-    from ortflow.workflow.fusion.scalars import scalars_in_one
-    from ortflow.workflow.optim.gradient import queued_gradient_graph
-    from ortflow.workflow.optim.guard import guarded
-
-    placed = onnx.load(Form.PLACED.of(graphs.train)) if Form.PLACED.of(graphs.train).exists() else None
-    for form, train in gpu_forms(onnx.load(graphs.train), placed).items():
-        write_atomically(form.of(graphs.train), train.SerializeToString())
-    write_atomically(Form.CUDA.of(graphs.gradient), queued_gradient_graph().SerializeToString())
-    write_atomically(Form.CUDA.of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
-    update = guarded(onnx.load(graphs.optimizer), multiplied=True)
-    if precision in HALVES:
-        update = writing_rounded(update, HALVES[precision])
-    update, taken = fuse(update)
-    if taken:
-        scaling = scalars_in_one(queued_gradient_graph(fused=True))
-        write_atomically(Form.FUSED.of(graphs.optimizer), scalars_in_one(update)[0].SerializeToString())
-        write_atomically(Form.FUSED.of(graphs.gradient), scaling[0].SerializeToString())
-
-
-def about_model(error: UserError, spec: TrainerRunSpec) -> UserError:
-    """Add to an error about the model both the key of the run file and the file. Pure."""
-    if isinstance(error, Faults):
-        return Faults([about_model(fault, spec) for fault in error.faults])
-    model = spec.onnx_model
-    files = {"model.path": model.path}
-    files |= {f"model.graphs.{key}": path for key, path in model.graphs.model_dump().items() if path}
-    keys = {path: key for key, path in reversed(files.items())}
-    if error.where in ("model.start_from.path", "model.start_from.step"):
-        return error
-    if str(error.where).startswith("model.start_from"):
-        start = model.start_from.path if model.start_from is not None else ""
-        return UserError(f"{start}: {error.what}", where=error.where, fix=error.fix)
-    key = keys.get(error.where or "", "model.path" if error.where in (None, "model") else error.where)
-    if key == "run_dir":
-        return error
-    return UserError(f"{files.get(str(key), model.path)}: {error.what}", where=key, fix=error.fix)
-
-
-def longest_sequence(dataset: Samples) -> int:
-    """Length of the longest column with a single axis; 0 if there is none of fixed length."""
-    return max((column.shape[0] for column in dataset.columns.values() if len(column.shape) == 1), default=0)
-
-
-def lengths_of(dataset: Samples, columns: Mapping[str, str]) -> dict[str, int]:
-    """Input -> length of its samples, where all have one axis of that length; `columns` as in the run file."""
-    references = {name: ColumnReference(name) for name in dataset.columns}
-    references |= {name: parse_reference(text, f"data.train.columns.{name}") for name, text in columns.items()}
-    found = {}
-    for name, reference in references.items():
-        column = dataset.columns.get(reference.column)
-        if column is not None and len(column.shape) == 1 and not column.variable:
-            found[name] = len(range(column.shape[0])[reference.slice])
-    return found
-
-
-def input_files(model: ModelSection) -> list[str]:
-    """The files that losses and metrics read."""
-    weighted = [each for each in single_losses(model.loss).values() if isinstance(each, CrossEntropy | Focal)]
-    weights = [each.class_weights for each in weighted if isinstance(each.class_weights, str)]
-    teachers = [each.teacher for each in single_losses(model.loss).values() if isinstance(each, Divergence)]
-    return [*weights, *filter(None, teachers)] + [metric.path for metric in model.metrics if metric.path is not None]
-
-
 def _check_export(path: Path, spec: TrainerRunSpec) -> None:
     """Raise UserError if the export would replace the model to train, or a file that ortflow has not written."""
     model = Path(spec.onnx_model.path)
     if path.exists() and model.exists() and path.samefile(model):
         raise UserError(f"{path} is the model to train", where="export.path", fix="choose another path")
     check_export(path)
-
-
-def _groups_of(spec: TrainerRunSpec) -> object:
-    """What the run file says of groups; a learning rate of its own is a multiple of the optimizer's."""
-    train = spec.train
-    if not train.groups and train.layer_decay is None and train.optimizer.name != "muon":
-        return None
-    layers = None if train.layer_decay is None else train.layer_decay.model_dump(mode="json")
-    return [[group.model_dump(mode="json") for group in train.groups], layers, train.optimizer.lr]
-
-
-def fingerprint_of(spec: TrainerRunSpec, lengths: Mapping[str, int] | None = None) -> str:
-    """A hash of everything the graphs are made from: model file, its section, optimizer, precision, ortflow's version.
-
-    The learning rate is an input of the optimizer's graph. `lengths` are those that the graphs depend on.
-    """
-    model = spec.onnx_model
-    made_from = {
-        "version": __version__,
-        "model": model.model_dump(mode="json"),
-        "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
-        "groups": _groups_of(spec),
-        "averaged": spec.train.average is not None,
-        "last_batch": spec.data.last_batch,
-        "parallel": spec.parallel.model_dump(exclude={"data", "zero", "schedule"}) if spec.divides else None,
-        "synced": spec.synced_ranks,
-        "lengths": dict(lengths or {}),
-        "device": "cuda" if spec.on_gpus else "cpu",
-        "precision": spec.train.precision,
-        "files": [
-            (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
-            for path in (model.path, *filter(None, model.graphs.model_dump().values()), *input_files(model))
-            if Path(path).exists()
-        ],
-    }
-    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()
