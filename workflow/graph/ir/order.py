@@ -22,8 +22,8 @@ def topological_order(nodes: Sequence[onnx.NodeProto], rank: Callable[[int, int]
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     missing = [{makers[name] for name in walk.inputs(node) if name in makers} for node in nodes]
     followers: dict[int, list[int]] = {}
-    for place, needed in enumerate(missing):
-        for maker in needed:
+    for place, makers_left in enumerate(missing):
+        for maker in makers_left:
             followers.setdefault(maker, []).append(place)
     ready: list[tuple[Any, int]] = []
     count = 0
@@ -33,8 +33,8 @@ def topological_order(nodes: Sequence[onnx.NodeProto], rank: Callable[[int, int]
         heapq.heappush(ready, (rank(place, count), place))
         count += 1
 
-    for place, needed in enumerate(missing):
-        if not needed:
+    for place, makers_left in enumerate(missing):
+        if not makers_left:
             enter(place)
     order: list[int] = []
     while ready:
@@ -70,25 +70,25 @@ def is_sorted(nodes: Sequence[onnx.NodeProto]) -> bool:
 
 def needed_by(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> set[int]:
     """Positions of the nodes that some of the values are computed from. Nodes must be sorted."""
-    wanted, places = set(values), set()
+    needs, places = set(values), set()
     for place, node in reversed([*enumerate(nodes)]):
-        if not wanted.isdisjoint(node.output):
+        if not needs.isdisjoint(node.output):
             places.add(place)
-            wanted |= walk.inputs(node)
+            needs |= walk.inputs(node)
     return places
 
 
 def prune(graph: onnx.GraphProto) -> None:
     """Remove the nodes, initializers and descriptions that no output needs; inputs stay. Nodes must be sorted."""
     outputs = {value.name for value in graph.output}
-    needed = needed_by(graph.node, outputs)
-    kept = [node for place, node in enumerate(graph.node) if place in needed]
-    wanted = outputs.union(*map(walk.inputs, kept))
-    made = {name for node in kept for name in node.output}
+    needed_places = needed_by(graph.node, outputs)
+    nodes = [node for place, node in enumerate(graph.node) if place in needed_places]
+    names_read = outputs.union(*map(walk.inputs, nodes))
+    produced = {name for node in nodes for name in node.output}
     for field, items in (
-        (graph.node, kept),
-        (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in wanted]),
-        (graph.value_info, [value for value in graph.value_info if value.name in made]),
+        (graph.node, nodes),
+        (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in names_read]),
+        (graph.value_info, [value for value in graph.value_info if value.name in produced]),
     ):
         if len(items) < len(field):
             replace(field, items)
