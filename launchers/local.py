@@ -42,14 +42,14 @@ class LocalRequest:
     """None if one rank runs without mpirun."""
 
     def start(
-        self, attempt: int, spec: RunSpec | None = None, more: Mapping[str, str] | None = None
+        self, attempt: int, spec: RunSpec | None = None, extra_variables: Mapping[str, str] | None = None
     ) -> tuple[list[str], dict[str, str]]:
         """Command line and environment of an attempt.
 
-        `spec` is the run on the attempt's nodes, if it is elastic, and `more` the variables that its ranks get then.
+        If the run is elastic, `spec` is the run on the attempt's nodes, and its ranks get `extra_variables`.
         """
         spec, run = spec or self.submission.spec, self.submission.run
-        variables = {**settings(spec, run.root, attempt, self.mpi), **(more or {})}
+        variables = {**settings(spec, run.root, attempt, self.mpi), **(extra_variables or {})}
         return command(spec, run.root, self.python, self.mpi), environment(variables, os.environ, os.getcwd())
 
     def __str__(self) -> str:

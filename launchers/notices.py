@@ -39,16 +39,16 @@ def kinds_after(
     outcome: Outcome, decision: Decision, used: Used, restart: Restart, *, hung: bool, asked: bool
 ) -> list[str]:
     """What an attempt's end means to those who wait for messages. Pure."""
-    found = ["hung"] if hung else []
+    kinds = ["hung"] if hung else []
     if outcome is Outcome.FINISHED:
         return ["finished"]
     if not decision.again:
-        return found if asked else [*found, "failed"]
+        return kinds if asked else [*kinds, "failed"]
     failures = outcome is Outcome.FAILURE and used.failures >= restart.failures
     preemptions = (
         outcome is Outcome.PREEMPTED and restart.preemptions is not None and used.preemptions >= restart.preemptions
     )
-    return [*found, "budget_low"] if failures or preemptions else found
+    return [*kinds, "budget_low"] if failures or preemptions else kinds
 
 
 @dataclass
@@ -73,11 +73,11 @@ class Notices:
 
         `places`: the sinks that it is for, by their place in the run file.
         """
-        wanted = "not_back" if kind == "back" else kind
+        subscription = "not_back" if kind == "back" else kind
         moment = self._clock.monotonic()
         for place, sink in enumerate(self._sinks):
             last = self._sent.get((place, kind))
-            if wanted not in sink.on or (places is not None and place not in places):
+            if subscription not in sink.on or (places is not None and place not in places):
                 continue
             if last is not None and moment < last + PERIOD:
                 continue

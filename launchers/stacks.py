@@ -108,10 +108,10 @@ def _with_source(stack: Stack, read: dict[tuple[str, int], SourceLine]) -> Stack
     if (frame.file, frame.line) not in read:
         read[frame.file, frame.line] = source_line(frame.file, frame.line)
     line = read[frame.file, frame.line]
-    named = replace(frame, source=line.text)
+    frame_with_source = replace(frame, source=line.text)
     call = mpi_call(line) if place == 0 else None
     inner = (Frame("mpi4py/MPI", 0, call),) if call is not None else ()
-    return (*inner, *stack[:place], named, *stack[place + 1 :])
+    return (*inner, *stack[:place], frame_with_source, *stack[place + 1 :])
 
 
 def where(stacks: Mapping[int, Stack | None]) -> str:
@@ -157,8 +157,8 @@ def _in_jax(frame: Frame) -> bool:
 
 def _ranks(ranks: list[int]) -> str:
     shown = [str(rank) for rank in ranks[:MOST_RANKS]]
-    more = len(ranks) - len(shown)
-    *first, last = [*shown, f"{more} more"] if more else shown
+    rest = len(ranks) - len(shown)
+    *first, last = [*shown, f"{rest} more"] if rest else shown
     return f"ranks {', '.join(first)} and {last}" if first else f"rank {last}"
 
 

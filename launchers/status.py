@@ -109,17 +109,17 @@ def read_status(
     records = read if records is None else records
     holder = holder_of(run.lock) if alive is None else None
     progress = Progress(total_steps=total_steps(run))
-    reported, unread = status_records(run.events(0))
-    for record in reported:
+    own_events, unread = status_records(run.events(0))
+    for record in own_events:
         progress.apply(record)
     metric, best = _judged(run, progress)
     budget, end = used(records), last_end(records)
-    found = state(records, holder is not None if alive is None else alive)
+    run_state = state(records, holder is not None if alive is None else alive)
     submits = [record for record in records if record.get("event") == "submit"]
     return RunStatus(
         name=_name(run.run_file) or run.root.name,
         directory=str(run.root),
-        state=found,
+        state=run_state,
         attempts=next_attempt(records),
         failures=budget.failures,
         preemptions=budget.preemptions,
@@ -132,9 +132,9 @@ def read_status(
         best_step=None if best is None else best.step,
         checkpoint=progress.checkpoint,
         best_checkpoint=_best(run, progress.best),
-        memory=_memory(reported),
-        phase=progress.phase if found is State.RUNNING else None,
-        seconds_left=progress.seconds_left if found is State.RUNNING else None,
+        memory=_memory(own_events),
+        phase=progress.phase if run_state is State.RUNNING else None,
+        seconds_left=progress.seconds_left if run_state is State.RUNNING else None,
         time=progress.time,
         cause=None if end is None else end.get("cause"),
         why=None if end is None else end.get("why"),
@@ -143,19 +143,19 @@ def read_status(
         pid=int(holder["pid"]) if holder and "pid" in holder else None,
         exported=_here(run, progress.exported),
         damaged=_damage(run, damaged, unread),
-        waits=_lack(run) if found.active else None,
-        ranks=elastic_ranks(records) if found.active else None,
-        preflight=_preflight(reported),
+        waits=_lack(run) if run_state.active else None,
+        ranks=elastic_ranks(records) if run_state.active else None,
+        preflight=_preflight(own_events),
         excluded_nodes=exclusion_reasons(records),
     )
 
 
 def _judged(run: RunDir, progress: Progress) -> tuple[str | None, Best | None]:
     """The metric by which a run is judged, and its best value: those of `checkpoint.best`, if it has one."""
-    kept = progress.best or {}
-    metric, value = kept.get("metric"), kept.get("value")
+    best_record = progress.best or {}
+    metric, value = best_record.get("metric"), best_record.get("value")
     if isinstance(metric, str) and isinstance(value, int | float):
-        return metric, Best(metric, float(value), kept["step"])
+        return metric, Best(metric, float(value), best_record["step"])
     metric = main_metric(progress.evaluation)
     return metric, best_of(run.events(0), metric) if metric is not None else None
 
@@ -171,8 +171,8 @@ def _here(run: RunDir, path: str | None) -> str | None:
     return None if path is None else relocated(path, written_place(run), run.root)
 
 
-def _preflight(reported: Sequence[dict[str, Any]]) -> str | None:
-    newest = next((record for record in reversed(reported) if record.get("event") == "preflight"), None)
+def _preflight(own_events: Sequence[dict[str, Any]]) -> str | None:
+    newest = next((record for record in reversed(own_events) if record.get("event") == "preflight"), None)
     nodes = newest.get("nodes") if newest is not None else None
     if not isinstance(nodes, dict) or not nodes:
         return None
@@ -181,8 +181,8 @@ def _preflight(reported: Sequence[dict[str, Any]]) -> str | None:
     return f"{counted(len(nodes), 'node')}: {shown}"
 
 
-def _memory(reported: Sequence[dict[str, Any]]) -> dict[str, int] | None:
-    usage = next((record for record in reversed(reported) if record.get("event") == "usage"), None)
+def _memory(own_events: Sequence[dict[str, Any]]) -> dict[str, int] | None:
+    usage = next((record for record in reversed(own_events) if record.get("event") == "usage"), None)
     if usage is None:
         return None
     names = ("resident", "peak", "gpu_buffers", "gpu_used", "gpu_peak")
@@ -199,8 +199,8 @@ def written_place(run: RunDir) -> str | None:
     """Where the run file says that the run lies; None if it says nothing, or cannot be read."""
     try:
         text = read_whole(run.run_file)
-        if found := _PLACE_LINE.search(text):
-            return found[1].decode(errors="replace")
+        if place_line := _PLACE_LINE.search(text):
+            return place_line[1].decode(errors="replace")
         return _top_level(text, "run_dir")
     except (OSError, yaml.YAMLError):
         return None

@@ -128,9 +128,9 @@ class Supervisor:
             pause = decision.pause
         if self._comes_back:
             return EXIT_PREEMPTED
-        asked = self._stop.reason or ""
-        why = f"requested by {ASKED.get(asked, asked)}"
-        self._records.append(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=asked)
+        stop_reason = self._stop.reason or ""
+        why = f"requested by {ASKED.get(stop_reason, stop_reason)}"
+        self._records.append(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=stop_reason)
         return EXIT_PREEMPTED
 
     def _choose_nodes(self) -> bool:
@@ -183,8 +183,12 @@ class Supervisor:
         kills = oom_kills()
         attempt = self._disk.retry(lambda: job.start(number))
         watch = Watch(job, attempt, tail, self._view, self._stop, self._clock, self._location)
-        chosen = self._chosen
-        elastic = {} if chosen is None else {"nodes": chosen.nodes, "on": list(chosen.names), "elastic": chosen.summary}
+        allocation = self._chosen
+        elastic = (
+            {}
+            if allocation is None
+            else {"nodes": allocation.nodes, "on": list(allocation.names), "elastic": allocation.summary}
+        )
         self._records.append(
             event="start", attempt=number, world_size=job.world_size, pid=attempt.pid, host=socket.gethostname(),
             **elastic,
@@ -210,11 +214,11 @@ class Supervisor:
     def _judge(self, number: int, ended: AttemptEnd, watch: Watch) -> Decision:
         """Decide what follows, record it and show it."""
         cause, counts, out = ended.cause, ended.counts, self._exclusion.fields(ended, watch.places)
-        asked = self._stop.settle()
+        stop_reason = self._stop.settle()
         end = {
             "event": "end", "attempt": number, "outcome": cause.outcome.value, "step": self._records.last_step()
         }  # fmt: skip
-        if cause.outcome is Outcome.PREEMPTED and watch.growing is not None and asked is None:
+        if cause.outcome is Outcome.PREEMPTED and watch.growing is not None and stop_reason is None:
             # The ranks were asked to save for more nodes, which is no preemption.
             cause, counts, end["grows"] = replace(cause, sentence=f"{cause.sentence}: {watch.growing}"), False, True
         elif cause.outcome is Outcome.PREEMPTED and (other := self._stop.other_than_preemption()):
@@ -232,8 +236,8 @@ class Supervisor:
             self._view.message(f"{cause.sentence}; giving up: {decision.why}")
         if decision.again and (obstacle := self._exclusion.obstacle()) is not None:
             decision = Decision(False, why=f"no other node can take its place: {obstacle}")
-        if asked and decision.again and not self._comes_back:
-            decision = Decision(False, why=f"requested by {ASKED.get(asked, asked)}")
+        if stop_reason and decision.again and not self._comes_back:
+            decision = Decision(False, why=f"requested by {ASKED.get(stop_reason, stop_reason)}")
         self._records.append(
             **end,
             exit_code=cause.exit_code,
@@ -242,19 +246,19 @@ class Supervisor:
             next="restart" if decision.again else "stop",
             pause=decision.pause,
             why=decision.why,
-            asked=asked,
+            asked=stop_reason,
             **out,
         )
         self._absences.read()
-        for node, why in out.get("excludes", {}).items():
-            self._view.message(f"node {node} takes part in no further attempt: {why}")
+        for node, cause_of_node in out.get("excludes", {}).items():
+            self._view.message(f"node {node} takes part in no further attempt: {cause_of_node}")
         if cause.outcome is Outcome.FAILURE or (cause.outcome is Outcome.USER_ERROR and not cause.reported):
             self._view.message(cause.sentence + end_of_log(self._run, number, cause.rank))
         if decision.again:
             pause = f" in {decision.pause:g} s" if decision.pause else ""
             reason = "" if cause.outcome is Outcome.FAILURE else f"{cause.sentence}; "
             self._view.message(f"{reason}restarting{pause} ({decision.why})")
-        self._notify(cause, decision, used(records), asked=bool(asked), step=end["step"])
+        self._notify(cause, decision, used(records), asked=bool(stop_reason), step=end["step"])
         return decision
 
     def _notify(self, cause: Cause, decision: Decision, total: Used, *, asked: bool, step: object) -> None:

@@ -118,14 +118,14 @@ def export_for_training(
     if dynamic_shapes is None:
         dynamic_shapes = batch_axis(inputs)
 
-    example, named = with_rows(inputs, dynamic_shapes, args, kwargs)
+    example, example_kwargs = with_rows(inputs, dynamic_shapes, args, kwargs)
 
     def traced(output_names: Sequence[str] | None) -> tuple[Any, list[str]]:
         """The optimized program of the module in its present modes, and the buffers that it changes."""
-        changed = changed_buffers(module, example, named)
+        changed = changed_buffers(module, example, example_kwargs)
         names = None if output_names is None else [*output_names, *changed]
         with returning(module, changed):
-            program = trace(module, example, named, input_names, names, dynamic_shapes or None)
+            program = trace(module, example, example_kwargs, input_names, names, dynamic_shapes or None)
         refuse_changed_parameters(program)
         refuse_newer_operators(program, OPSET)
         rename_tied(program.model.graph, module)
@@ -150,8 +150,8 @@ def export_for_training(
             # Needs numpy, a dependency of the packages that `require_torch` checks.
             from ortflow.export_compare import compare
 
-            more = with_rows(inputs, dynamic_shapes, args, kwargs, more=1)
-            left_out = compare(program.model_proto, module, args, kwargs, more)
+            larger_inputs = with_rows(inputs, dynamic_shapes, args, kwargs, more=1)
+            left_out = compare(program.model_proto, module, args, kwargs, larger_inputs)
             evaluation = evaluation_form(program, module, args, kwargs, lambda: traced(None), changed)
         for message in finish(program.model, module, changed, evaluation):
             warnings.warn(message, stacklevel=2)

@@ -88,13 +88,13 @@ def with_rows(
         leaves = [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, torch.Tensor)]
         every = pytree.tree_leaves(axes) == ["batch"] * len(leaves) and not isinstance(value, torch.Tensor)
         for leaf in leaves:
-            taken = leaf
+            extended = leaf
             for axis in [0] if every else axes if isinstance(axes, Mapping) and leaf is value else []:
-                count = max(more, 2 - taken.shape[axis])
-                last = taken.narrow(axis, taken.shape[axis] - 1, 1) if taken.shape[axis] else None
+                count = max(more, 2 - extended.shape[axis])
+                last = extended.narrow(axis, extended.shape[axis] - 1, 1) if extended.shape[axis] else None
                 if last is not None and count > 0:
-                    taken = torch.cat([taken, *[last] * count], axis)
-            longer[id(leaf)] = taken
+                    extended = torch.cat([extended, *[last] * count], axis)
+            longer[id(leaf)] = extended
     changed: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map(
         lambda leaf: longer.get(id(leaf), leaf), (args, kwargs)
     )

@@ -31,12 +31,12 @@ def compare(
     module: torch.nn.Module,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    more: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
+    larger_inputs: tuple[tuple[Any, ...], dict[str, Any]] | None = None,
 ) -> str:
     """Raise UserError if the file computes other results than the module; otherwise return what was not compared.
 
-    `model`: the training form of the file. `module`: in the modes that it was traced in. `more`: arguments of another
-    size, at which the outputs are compared, as in a second call. Before PyTorch 2.8, the
+    `model`: the training form of the file. `module`: in the modes that it was traced in. `larger_inputs`:
+    arguments of another size, at which the outputs are compared, as in a second call. Before PyTorch 2.8, the
     gradient of an Embedding's padding row is not compared: it is known to differ. Returns one sentence, empty if
     nothing was left out.
     """
@@ -52,19 +52,19 @@ def compare(
         for noise in _NOISE:
             with borrowed(module):
                 try:
-                    found = comparison.faults(call_of(module, args, kwargs, noise))
+                    first_faults = comparison.faults(call_of(module, args, kwargs, noise))
                 except NotFinite:
                     if noise == _NOISE[-1] and faults is None:
                         raise
                     continue  # zeros as example inputs may be a point without a gradient
-            faults = {what: fault for what, fault in (faults or found).items() if what in found}
+            faults = {name: fault for name, fault in (faults or first_faults).items() if name in first_faults}
             if not faults or NOT_FINITE in faults.values():
                 break
         if not faults:
             with borrowed(module):
                 faults = comparison.later_faults(call_of(module, args, kwargs, 0.0))
             with borrowed(module):
-                faults |= comparison.faults_of_size(call_of(module, *more, 1e-2)) if more else {}
+                faults |= comparison.faults_of_size(call_of(module, *larger_inputs, 1e-2)) if larger_inputs else {}
         if not faults:
             faults = _faults_at_points(comparison, args, kwargs)
         if not faults:
@@ -89,18 +89,20 @@ def _faults_at_points(comparison: Comparison, args: tuple[Any, ...], kwargs: dic
         for draw in range(DRAWS):
             with borrowed(comparison.file.module):
                 call = call_at(point, draw, comparison.file.module, args, kwargs)
-                found = {} if call is None else comparison.faults_where_finite(call)
-            faults = {what: fault for what, fault in (found if faults is None else faults).items() if what in found}
+                new_faults = {} if call is None else comparison.faults_where_finite(call)
+            faults = {
+                name: fault for name, fault in (new_faults if faults is None else faults).items() if name in new_faults
+            }
             if not faults:
                 break
         if faults:
-            return {what: f"{fault} {point}" for what, fault in faults.items()}
+            return {name: f"{fault} {point}" for name, fault in faults.items()}
     return {}
 
 
 def _reported(faults: dict[str, str]) -> str:
     """The outputs that differ, and the first gradients."""
-    outputs = [f"{what} is {fault}" for what, fault in faults.items() if not what.startswith(GRADIENT)]
-    wrong = [f"{what.removeprefix(GRADIENT)} is {fault}" for what, fault in faults.items() if what.startswith(GRADIENT)]
-    more = f" (and of {len(wrong) - 3} more)" if len(wrong) > 3 else ""
-    return "; ".join([*outputs, *([f"{GRADIENT}{', of '.join(wrong[:3])}{more}"] if wrong else [])])
+    outputs = [f"{name} is {fault}" for name, fault in faults.items() if not name.startswith(GRADIENT)]
+    wrong = [f"{name.removeprefix(GRADIENT)} is {fault}" for name, fault in faults.items() if name.startswith(GRADIENT)]
+    rest = f" (and of {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+    return "; ".join([*outputs, *([f"{GRADIENT}{', of '.join(wrong[:3])}{rest}"] if wrong else [])])

@@ -64,17 +64,17 @@ class Comparison:
         twice = self.file.computed(call, weights, once.buffers)
         if twice is None or not second.is_finite:
             return {}
-        found = {}
+        faults = {}
         for name, actual in once.buffers.items():
-            found[f"buffer {name!r}"] = difference([actual, first.buffers[name], first.buffers[name]], RELATIVE, 0.0)
+            faults[f"buffer {name!r}"] = difference([actual, first.buffers[name], first.buffers[name]], RELATIVE, 0.0)
         for name, actual, expected, earlier in zip(
             self.file.outputs, twice.outputs, second.outputs, first.outputs, strict=True
         ):
             # The first call's error shows the rounding.
             floor = norm(once.outputs[self.file.outputs.index(name)].astype(np.float64) - earlier)
             fault = difference([actual, expected, expected], RELATIVE, 2 * floor)
-            found[f"output {name!r} of a second step"] = fault
-        return {what: fault for what, fault in found.items() if fault}
+            faults[f"output {name!r} of a second step"] = fault
+        return {name: fault for name, fault in faults.items() if fault}
 
     def faults_of_size(self, call: Call) -> dict[str, str]:
         """Outputs that differ for another number of samples; none if the module does not take it."""
@@ -90,10 +90,10 @@ class Comparison:
             return {"the file": "not able to run with another size"}
         if actual is None or not single.is_finite:
             return {}
-        found = {}
+        faults = {}
         for name, value, expected in zip(self.file.outputs, actual.outputs, single.outputs, strict=True):
-            found[f"output {name!r} for another size"] = difference([value, expected, expected], RELATIVE_ALONE, 0.0)
-        return {what: fault for what, fault in found.items() if fault}
+            faults[f"output {name!r} for another size"] = difference([value, expected, expected], RELATIVE_ALONE, 0.0)
+        return {name: fault for name, fault in faults.items() if fault}
 
     def faults_where_finite(self, call: Call) -> dict[str, str]:
         """Outputs and gradients that differ where the module's are finite; none if it does not take the inputs."""
@@ -111,18 +111,18 @@ class Comparison:
                 modes.enter_context(with_running_statistics(call.module))
                 single, weights = compute(call, [None] * len(weights))
                 actual = self.file.evaluated(call)
-            found = self._differences_of(actual, single, single, RELATIVE)
+            faults = self._differences_of(actual, single, single, RELATIVE)
             exact = single
-            if found and self._is_doubled:
+            if faults and self._is_doubled:
                 with contextlib.suppress(NotCompared), doubled(call) as raised:
                     exact = compute(raised, weights)[0]
-                found = self._differences_of(actual, single, exact, RELATIVE)
-            for seed in range(_ROUNDINGS) if found else ():
+                faults = self._differences_of(actual, single, exact, RELATIVE)
+            for seed in range(_ROUNDINGS) if faults else ():
                 with contextlib.suppress(NotCompared):
                     other = compute(call, weights, rounding=seed)[0]
                     still = self._differences_of(actual, other, exact, RELATIVE)
-                    found = {what: fault for what, fault in found.items() if what in still}
-        return found
+                    faults = {name: fault for name, fault in faults.items() if name in still}
+        return faults
 
     def evaluation_faults(self, call: Call) -> dict[str, str]:
         """Outputs of the module in evaluation mode that differ from the file's. Raises NotCompared."""
@@ -131,8 +131,8 @@ class Comparison:
         single, weights = compute(call, None)
         if len(single.outputs) != len(self.file.outputs):
             return {"the number of outputs": f"{len(single.outputs)}, not {len(self.file.outputs)}"}
-        found = self.file.evaluated(call, dropout=False)
-        return self._differences(call, [None] * len(weights), found, Result(single.outputs, {}))
+        from_file = self.file.evaluated(call, dropout=False)
+        return self._differences(call, [None] * len(weights), from_file, Result(single.outputs, {}))
 
     def _differences(
         self, call: Call, weights: list[np.ndarray | None], actual: Result, single: Result

@@ -35,11 +35,12 @@ def ctc_loss(
     if single:
         log_probs, targets = log_probs.unsqueeze(1), targets.unsqueeze(0)
     inputs, lengths = (
-        torch.as_tensor(each, device=log_probs.device).reshape(-1).long() for each in (input_lengths, target_lengths)
+        torch.as_tensor(lengths_of_side, device=log_probs.device).reshape(-1).long()
+        for lengths_of_side in (input_lengths, target_lengths)
     )
     rows = _rows(targets.long(), lengths, log_probs.shape[0])
-    known = torch.arange(rows.shape[1], device=rows.device) < lengths.unsqueeze(1)
-    labels = torch.where(known, rows, blank)
+    is_label = torch.arange(rows.shape[1], device=rows.device) < lengths.unsqueeze(1)
+    labels = torch.where(is_label, rows, blank)
     # A blank before, between and behind: [batch, 2 length + 1].
     path = torch.stack([torch.full_like(labels, blank), labels], 2).flatten(1)
     path = torch.nn.functional.pad(path, (0, 1), value=blank)

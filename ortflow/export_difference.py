@@ -43,12 +43,16 @@ def difference(values: Sequence[np.ndarray], relative: float, floor: float, roun
         return ""  # rounding determines which of equal values is the largest
     if not np.isfinite(actual).all():
         return NOT_FINITE
-    norm_, off, own = norm(double), norm(actual.astype(np.float64) - double), norm(single.astype(np.float64) - double)
-    if single is not double and own <= _EXACT * norm_:
+    norm_, off, own_error = (
+        norm(double),
+        norm(actual.astype(np.float64) - double),
+        norm(single.astype(np.float64) - double),
+    )
+    if single is not double and own_error <= _EXACT * norm_:
         absolute = _FLOOR_OF_EXACT * floor + _ABSOLUTE_OF_EXACT
     else:
         absolute = floor + _ABSOLUTE
-    if off <= rounding * own + relative * norm_ + absolute:
+    if off <= rounding * own_error + relative * norm_ + absolute:
         return ""
     return f"{off / norm_:.1%} off" if norm_ > absolute else f"of norm {norm(actual):.2g}, not 0"
 
@@ -61,11 +65,11 @@ def output_differences(
     relative: float,
 ) -> dict[str, str]:
     """The outputs that differ where the module's are finite, and how."""
-    found = {
+    faults = {
         f"output {name!r}": difference(where_finite(*values), relative, 0.0)
         for name, *values in zip(names, actual, single, double, strict=True)
     }
-    return {what: fault for what, fault in found.items() if fault}
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 def gradient_differences(
@@ -77,7 +81,7 @@ def gradient_differences(
 ) -> dict[str, str]:
     """The gradients that differ where the module's are finite, and how; without the `ignored` row of a parameter."""
     floor = _FLOOR * max(largest(single.values()), largest(double.values()))
-    found = {}
+    faults = {}
     for name, gradient in actual.items():
         nothing = np.zeros_like(gradient)
         arrays = [gradient, single.get(name, nothing), double.get(name, nothing)]
@@ -85,8 +89,8 @@ def gradient_differences(
             arrays = [np.delete(array, ignored[name], axis=0) for array in arrays]
         if single is double:
             arrays[1] = arrays[2]
-        found[f"{GRADIENT}{name!r}"] = difference(where_finite(*arrays), relative, floor)
-    return {what: fault for what, fault in found.items() if fault}
+        faults[f"{GRADIENT}{name!r}"] = difference(where_finite(*arrays), relative, floor)
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 def where_finite(actual: np.ndarray, single: np.ndarray, double: np.ndarray) -> list[np.ndarray]:

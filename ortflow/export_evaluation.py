@@ -38,14 +38,14 @@ def differences(
     from ortflow.export_reference import NotFinite, borrowed, call_of, in_evaluation
 
     comparison = Comparison(model, module)
-    found = []
+    faults_by_point = []
     for noise in _NOISE:
         with borrowed(module), in_evaluation(module):
             try:
-                found.append(comparison.evaluation_faults(call_of(module, args, kwargs, noise)))
+                faults_by_point.append(comparison.evaluation_faults(call_of(module, args, kwargs, noise)))
             except NotFinite:
                 continue
-    return found
+    return faults_by_point
 
 
 def module_that_differs(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
@@ -88,19 +88,19 @@ def merge(model: Any, other: Any) -> list[str]:
     for value in second.inputs:
         shared[id(value)] = inputs[value.name]
     for name, value in list(second.initializers.items()):
-        same = graph.initializers.get(name)
-        if same is not None and _equal(same, value):
-            shared[id(value)] = same
+        twin = graph.initializers.get(name)
+        if twin is not None and _equal(twin, value):
+            shared[id(value)] = twin
             continue
-        new = name if same is None and not _is_taken(graph, name) else IN_EVALUATION + name
+        new = name if twin is None and not _is_taken(graph, name) else IN_EVALUATION + name
         stored = ir.Value(name=new, type=value.type, shape=value.shape, const_value=value.const_value)
         graph.initializers[new] = stored
         shared[id(value)] = stored
     outputs = [value for value in second.outputs if not value.name.startswith(UPDATED)]
-    named = [(value, IN_EVALUATION + str(value.name)) for value in outputs]
+    renamed_outputs = [(value, IN_EVALUATION + str(value.name)) for value in outputs]
     second.outputs.clear()
     results = []
-    for value, name in named:
+    for value, name in renamed_outputs:
         source = shared.get(id(value), value)
         node = ir.Node("", "Identity", [source])
         node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, value.type, value.shape
@@ -114,7 +114,7 @@ def merge(model: Any, other: Any) -> list[str]:
         for value in node.outputs:
             if value.name:
                 inner = f"{IN_EVALUATION}{value.name}"
-                value.name = f"{inner}/inner" if inner in {name for _, name in named} else inner
+                value.name = f"{inner}/inner" if inner in {name for _, name in renamed_outputs} else inner
     graph.extend([*nodes, *results])
     for node in results:
         graph.outputs.append(node.outputs[0])
@@ -122,7 +122,7 @@ def merge(model: Any, other: Any) -> list[str]:
         model.opset_imports.setdefault(key, version)
     for key, function in other.functions.items():
         model.functions.setdefault(key, function)
-    return [name for _, name in named]
+    return [name for _, name in renamed_outputs]
 
 
 def _share(node: Any, shared: dict[int, Any]) -> None:
@@ -139,12 +139,12 @@ def _share(node: Any, shared: dict[int, Any]) -> None:
 def _equal(first: Any, second: Any) -> bool:
     import numpy as np
 
-    one, other = first.const_value, second.const_value
-    if one is other:
+    array, other = first.const_value, second.const_value
+    if array is other:
         return True
-    if one.shape != other.shape or one.dtype != other.dtype:
+    if array.shape != other.shape or array.dtype != other.dtype:
         return False
-    return np.array_equal(one.numpy(), other.numpy(), equal_nan=one.dtype.is_floating_point())
+    return np.array_equal(array.numpy(), other.numpy(), equal_nan=array.dtype.is_floating_point())
 
 
 def _is_taken(graph: Any, name: str) -> bool:
@@ -153,10 +153,10 @@ def _is_taken(graph: Any, name: str) -> bool:
     )
 
 
-def refusal(module: torch.nn.Module, where: str, cause: str) -> UserError:
+def refusal(module: torch.nn.Module, module_name: str, cause: str) -> UserError:
     """The error if the module in evaluation mode cannot be exported."""
     name = type(module).__name__
-    place = f" in module {where}" if where else ""
+    place = f" in module {module_name}" if module_name else ""
     return UserError(
         f"{name} computes something else in evaluation mode{place}, which cannot be exported: {cause}",
         fix="change its code under `if self.training`, so that both modes can be exported",
@@ -193,23 +193,25 @@ def evaluation_form(
         raise refusal(module, module_that_differs(module, args, kwargs), error.what) from None
     _name_alike(program.model.graph, form.model.graph)
     after = differences(form.model_proto, module, args, kwargs)
-    faults = dict.fromkeys(what for what in after[0] if all(what in point for point in after)) if after else {}
+    faults = dict.fromkeys(name for name in after[0] if all(name in point for point in after)) if after else {}
     if faults:
-        cause = "; ".join(f"{what} is {after[0][what]}" for what in faults)
+        cause = "; ".join(f"{name} is {after[0][name]}" for name in faults)
         raise refusal(module, module_that_differs(module, args, kwargs), f"in the file, {cause}")
     return form, moved
 
 
 def _name_alike(training: Any, evaluation: Any) -> None:
     """Give outputs of the evaluation form that have a generated name the names that training has in their places."""
-    own = [value for value in training.outputs if not value.name.startswith(UPDATED)]
-    names = {value.name for value in own}
-    mine = [value for value in evaluation.outputs if not value.name.startswith(UPDATED)]
-    made_up = len(own) == len(mine) or all(_DEFAULT.fullmatch(value.name) for value in mine)
-    if all(value.name in names for value in mine) or not made_up:
+    training_outputs = [value for value in training.outputs if not value.name.startswith(UPDATED)]
+    names = {value.name for value in training_outputs}
+    evaluation_outputs = [value for value in evaluation.outputs if not value.name.startswith(UPDATED)]
+    made_up = len(training_outputs) == len(evaluation_outputs) or all(
+        _DEFAULT.fullmatch(value.name) for value in evaluation_outputs
+    )
+    if all(value.name in names for value in evaluation_outputs) or not made_up:
         return
     fixed = {value.name for node in evaluation.all_nodes() for value in node.outputs}
-    for first, second in zip(own, mine, strict=False):
+    for first, second in zip(training_outputs, evaluation_outputs, strict=False):
         if second.producer() is not None and first.name not in fixed and len(first.shape) == len(second.shape):
             second.name = first.name
 
@@ -223,12 +225,12 @@ def finish(
         for name in changed:
             as_float(evaluation[0].model.graph, name, module.get_buffer(name))
         outputs = merge(model, evaluation[0].model)
-    kept = needed(model.graph, list(changed))
-    drop_updates(model.graph, set(changed) - set(kept))
-    write_roles(model, module, kept, outputs)
-    for name in sorted(set(changed) - set(kept) - counters(module)):
+    needed_buffers = needed(model.graph, list(changed))
+    drop_updates(model.graph, set(changed) - set(needed_buffers))
+    write_roles(model, module, needed_buffers, outputs)
+    for name in sorted(set(changed) - set(needed_buffers) - counters(module)):
         yield f"buffer {name!r} changes in forward, and no output depends on it: it is not in the ONNX model"
-    for name in sorted(set(evaluation[1] if evaluation is not None else ()) & set(kept)):
+    for name in sorted(set(evaluation[1] if evaluation is not None else ()) & set(needed_buffers)):
         yield (
             f"buffer {name!r} changes in evaluation mode, too: a run evaluates and exports with the value that training"
             " gave it"

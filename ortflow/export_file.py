@@ -64,13 +64,13 @@ class ExportedFile:
     def _feed(self, call: Call, states: Mapping[str, np.ndarray] | None = None) -> dict[str, np.ndarray]:
         from ortflow.export_reference import NotCompared, tensors_of
 
-        given = tensors_of(call, self.module.forward)
-        if len(given) != len(self.inputs):
+        tensors = tensors_of(call, self.module.forward)
+        if len(tensors) != len(self.inputs):
             raise NotCompared("the file has other inputs than forward")
         values = {name: parameter.detach().numpy() for name, parameter in self.parameters.items()}
         buffers = dict(call.module.named_buffers())
         values |= {name: buffers[name].detach().numpy() for name in self.states}
-        return {**values, **(states or {}), **dict(zip(self.inputs, given, strict=True))}
+        return {**values, **(states or {}), **dict(zip(self.inputs, tensors, strict=True))}
 
     def computed(
         self, call: Call, weights: list[np.ndarray | None], states: Mapping[str, np.ndarray] | None = None
@@ -80,15 +80,19 @@ class ExportedFile:
         from ortflow.export_reference import Result
 
         trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
-        named = {name: weight for name, weight in zip(self.outputs, weights, strict=False) if weight is not None}
-        if not trained or not named or len(weights) != len(self.outputs):
+        weights_by_output = {
+            name: weight for name, weight in zip(self.outputs, weights, strict=False) if weight is not None
+        }
+        if not trained or not weights_by_output or len(weights) != len(self.outputs):
             return None
-        by = {name: f"ortflow.weights.{place}" for place, name in enumerate(named)}
+        by = {name: f"ortflow.weights.{place}" for place, name in enumerate(weights_by_output)}
         try:
             if self._graph is None:
                 self._graph = training_graph(self.model, trained, self._frozen(), by)
             graph, reached = self._graph
-            values = run(graph, {**self._feed(call, states), **{by[name]: weight for name, weight in named.items()}})
+            values = run(
+                graph, {**self._feed(call, states), **{by[name]: weight for name, weight in weights_by_output.items()}}
+            )
         except (UserError, RuntimeError) as error:
             self.left_out = f"gradients were not compared with PyTorch's: {error}"
             return None

@@ -50,9 +50,9 @@ def training_graph(
     prune(graph)
     prepared, _ = make_differentiable(prepared, parameters, _TOTAL)
     rewrites.before(prepared.graph)
-    made, trained = differentiate(prepared, parameters, _TOTAL)
-    rewrites.after(made.graph)
-    return compose(made), trained
+    derived, trained = differentiate(prepared, parameters, _TOTAL)
+    rewrites.after(derived.graph)
+    return compose(derived), trained
 
 
 def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -75,8 +75,8 @@ def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
     names = [value.name for value in model.graph.output]
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        given = {name: array.astype(read[name], copy=False) for name, array in feed.items() if name in read}
-        values: list[Any] = session.run(names, given)
+        inputs = {name: array.astype(read[name], copy=False) for name, array in feed.items() if name in read}
+        values: list[Any] = session.run(names, inputs)
     except Exception as error:
         raise RuntimeError(str(error).splitlines()[0]) from error
     return dict(zip(names, values, strict=True))
@@ -84,7 +84,7 @@ def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
 
 def without_values(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
     """A copy of a model with these fp32 initializers as inputs: small, whatever the size of the weights."""
-    copy, wanted = onnx.ModelProto(), set(names)
+    copy, input_names = onnx.ModelProto(), set(names)
     copy.CopyFrom(onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import))
     copy.functions.extend(model.functions)
     graph = copy.graph
@@ -92,9 +92,9 @@ def without_values(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelPr
     for field in ("node", "input", "output", "value_info"):
         getattr(graph, field).extend(getattr(model.graph, field))
     for tensor in model.graph.initializer:
-        if tensor.name in wanted:
+        if tensor.name in input_names:
             graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
         else:
             graph.initializer.append(tensor)
-    replace(graph.value_info, [value for value in graph.value_info if value.name not in wanted])
+    replace(graph.value_info, [value for value in graph.value_info if value.name not in input_names])
     return copy

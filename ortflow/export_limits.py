@@ -33,10 +33,10 @@ def adaptive_max_pool(axes: int) -> Callable[[Function], Function]:
 def angle(original: Function) -> Function:
     """`torch.angle`; the translation of the angle of complex numbers has no gradient at 0."""
 
-    def replacement(x: Any, *rest: Any, **further: Any) -> Any:
+    def replacement(x: Any, *rest: Any, **options: Any) -> Any:
         import torch
 
-        return torch.atan2(x.imag, x.real) if torch.is_complex(x) else original(x, *rest, **further)
+        return torch.atan2(x.imag, x.real) if torch.is_complex(x) else original(x, *rest, **options)
 
     return replacement
 
@@ -44,11 +44,11 @@ def angle(original: Function) -> Function:
 def clamp(original: Function) -> Function:
     """`torch.clamp`; where two bounds are tensors and equal, only one of the three has a gradient in PyTorch."""
 
-    def replacement(input: Any, min: Any = None, max: Any = None, **further: Any) -> Any:
+    def replacement(input: Any, min: Any = None, max: Any = None, **options: Any) -> Any:
         import torch
 
         if not (isinstance(min, torch.Tensor) and isinstance(max, torch.Tensor) and input.is_floating_point()):
-            return original(input, min, max, **further)
+            return original(input, min, max, **options)
         between = torch.minimum(torch.maximum(input, min), max)
         return torch.where(min == max, torch.where(input < min, min, torch.where(input > max, max, input)), between)
 
@@ -122,10 +122,10 @@ def scatter_reduce(original: Function) -> Function:
         if active:
             return original(self, dim, index, src, reduce, include_self=include_self)
         if reduce == "mean":
-            own = self if include_self else self.scatter(dim, index, 0.0)
+            base = self if include_self else self.scatter(dim, index, 0.0)
             counts = (torch.ones_like if include_self else torch.zeros_like)(self)
             counts = counts.scatter_add(dim, index, torch.ones_like(src)).clamp(min=1.0)
-            return own.scatter_add(dim, index, src) / counts
+            return base.scatter_add(dim, index, src) / counts
         # PyTorch's exporter looks the method up again while it runs.
         active = True
         try:
@@ -137,9 +137,9 @@ def scatter_reduce(original: Function) -> Function:
         fixed = stopped(result)
         sharing = (src.detach() == fixed.gather(dim, index)).to(fixed.dtype)
         count = torch.zeros_like(fixed).scatter_add(dim, index, sharing)
-        both = count + (self.detach() == fixed).to(fixed.dtype)
+        count_of_equals = count + (self.detach() == fixed).to(fixed.dtype)
         # Without any value, the own one stays, with its gradient.
-        share = torch.where(count > 0, count / both.clamp(min=1.0), 1.0)
+        share = torch.where(count > 0, count / count_of_equals.clamp(min=1.0), 1.0)
         return fixed + (result - fixed) * share
 
     return reduced

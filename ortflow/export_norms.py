@@ -32,9 +32,9 @@ def instance_norm(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(x, weight, bias, mean, variance, use_input, momentum, eps, cudnn)
         if not use_input:
             return _by_statistics(x, weight, bias, mean, variance, eps)
-        axes, given = tuple(range(2, x.ndim)), x.detach()
-        _move(mean, given.mean(axes).mean(0), momentum)
-        _move(variance, given.var(axes, unbiased=True).mean(0), momentum)
+        axes, data = tuple(range(2, x.ndim)), x.detach()
+        _move(mean, data.mean(axes).mean(0), momentum)
+        _move(variance, data.var(axes, unbiased=True).mean(0), momentum)
         return original(x, weight, bias, None, None, True, momentum, eps, cudnn)
 
     return replacement
@@ -49,8 +49,8 @@ def batch_norm(original: Callable[..., Any], module: torch.nn.Module) -> Callabl
     def replacement(
         x: Any, weight: Any, bias: Any, mean: Any, variance: Any, training: bool, momentum: float, *rest: Any
     ) -> Any:
-        own = any(part.running_mean is mean for part in parts)
-        if training or own or mean is None or not module.training:
+        own_statistics = any(part.running_mean is mean for part in parts)
+        if training or own_statistics or mean is None or not module.training:
             return original(x, weight, bias, mean, variance, training, momentum, *rest)
         return _by_statistics(x, weight, bias, mean, variance, rest[0])
 
@@ -68,9 +68,9 @@ def batch_norm_forward(original: Callable[..., Any]) -> Callable[..., Any]:
         self._check_input_dim(x)
         self.num_batches_tracked.add_(1)
         share = 1.0 / self.num_batches_tracked.to(x.dtype)
-        axes, given = (0, *range(2, x.ndim)), x.detach()
-        _move(self.running_mean, given.mean(axes), share)
-        _move(self.running_var, given.var(axes, unbiased=True), share)
+        axes, data = (0, *range(2, x.ndim)), x.detach()
+        _move(self.running_mean, data.mean(axes), share)
+        _move(self.running_var, data.var(axes, unbiased=True), share)
         return torch.nn.functional.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
     return forward

@@ -19,8 +19,8 @@ _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
 _RANDOM = frozenset({"Dropout", "Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 
 
-def optimize(program: Any, kept: Collection[str]) -> None:
-    """Optimize `program.model` in place, except for the initializers named in `kept`.
+def optimize(program: Any, protected: Collection[str]) -> None:
+    """Optimize `program.model` in place, except for the initializers named in `protected`.
 
     Unused ones are removed. Values that the optimizer must not see are graph inputs while it runs.
     """
@@ -31,7 +31,7 @@ def optimize(program: Any, kept: Collection[str]) -> None:
         warnings.simplefilter("ignore")  # from folding infinite constants
         model = program.model
         values = {}
-        for name in [name for name in model.graph.initializers if name in kept]:
+        for name in [name for name in model.graph.initializers if name in protected]:
             value = model.graph.initializers.pop(name)
             values[name], value.const_value = value.const_value, None
             model.graph.inputs.append(value)
@@ -67,11 +67,11 @@ def optimize(program: Any, kept: Collection[str]) -> None:
 
 def _dangling(graph: Any) -> bool:
     """Whether a node of the graph reads a value that nothing produces."""
-    made = {id(value) for node in graph.all_nodes() for value in node.outputs}
-    for each in (graph, *graph.subgraphs()):
-        made |= {id(value) for value in (*each.inputs, *each.initializers.values())}
+    produced = {id(value) for node in graph.all_nodes() for value in node.outputs}
+    for any_graph in (graph, *graph.subgraphs()):
+        produced |= {id(value) for value in (*any_graph.inputs, *any_graph.initializers.values())}
     read = [value for node in graph.all_nodes() for value in node.inputs if value is not None]
-    return any(id(value) not in made for value in (*read, *graph.outputs))
+    return any(id(value) not in produced for value in (*read, *graph.outputs))
 
 
 def _hide_near_identities(model: Any) -> dict[str, Any]:
@@ -82,9 +82,9 @@ def _hide_near_identities(model: Any) -> dict[str, Any]:
     import onnx_ir as ir
 
     graph = model.graph
-    taken = {value.name for node in graph.all_nodes() for value in node.outputs}
-    taken |= {value.name for value in graph.inputs} | set(graph.initializers)
-    fresh: Iterator[str] = (name for i in count() if (name := f"constant_{i}") not in taken)
+    used_names = {value.name for node in graph.all_nodes() for value in node.outputs}
+    used_names |= {value.name for value in graph.inputs} | set(graph.initializers)
+    fresh: Iterator[str] = (name for i in count() if (name := f"constant_{i}") not in used_names)
     hidden: dict[int, Any] = {}
     values = {}
     for node in [node for node in graph.all_nodes() if node.domain == "" and node.op_type in _ARITHMETIC | _RANDOM]:

@@ -37,9 +37,9 @@ def fixed_in_pytorch() -> Any:
 
     aten = torch.ops.aten
 
-    def uniform(like: torch.Tensor) -> torch.Tensor:
-        numbers = torch.arange(like.numel(), device=like.device) * _FACTOR + _START
-        return ((numbers % _COUNT).double() + 0.5).div(_COUNT).reshape(like.shape)
+    def uniform(template: torch.Tensor) -> torch.Tensor:
+        numbers = torch.arange(template.numel(), device=template.device) * _FACTOR + _START
+        return ((numbers % _COUNT).double() + 0.5).div(_COUNT).reshape(template.shape)
 
     def bernoulli(x: torch.Tensor, p: Any, generator: Any = None) -> torch.Tensor:
         return (uniform(x) < p).to(x.dtype)
@@ -79,8 +79,8 @@ def fixed_in_pytorch() -> Any:
                 return created[func](*args, **kwargs)
             if func in drawn:
                 empty, fill = drawn[func]
-                made = empty(*args, **kwargs)
-                return made.copy_(fill(made))
+                tensor = empty(*args, **kwargs)
+                return tensor.copy_(fill(tensor))
             if func == aten.topk.default:
                 return _first_of_equals(*args, **kwargs)
             if func == aten.sort.default:
@@ -95,8 +95,8 @@ def fixed_in_pytorch() -> Any:
 
 def _bound(args: tuple[Any, ...], kwargs: dict[str, Any], **defaults: Any) -> list[Any]:
     """The first argument, and those after it by their defaults."""
-    given = dict(zip(defaults, args[1:], strict=False)) | kwargs
-    return [args[0], *({**defaults, **given}[name] for name in defaults)]
+    options = dict(zip(defaults, args[1:], strict=False)) | kwargs
+    return [args[0], *({**defaults, **options}[name] for name in defaults)]
 
 
 def _first_of_equals(
@@ -145,14 +145,14 @@ class _Nodes:
     def number(self, value: float, dtype: Any = np.float32) -> str:
         return self("Constant", value=numpy_helper.from_array(np.array(value, dtype)))
 
-    def uniform(self, like: str) -> str:
+    def uniform(self, template: str) -> str:
         """The fixed sequence in the shape of a value."""
-        whole = np.int64
-        places = self("Range", self.number(0, whole), self("Size", like), self.number(1, whole))
-        numbers = self("Add", self("Mul", places, self.number(_FACTOR, whole)), self.number(_START, whole))
-        halves = self("Cast", self("Mod", numbers, self.number(_COUNT, whole)), to=TensorProto.FLOAT)
+        int64 = np.int64
+        places = self("Range", self.number(0, int64), self("Size", template), self.number(1, int64))
+        numbers = self("Add", self("Mul", places, self.number(_FACTOR, int64)), self.number(_START, int64))
+        halves = self("Cast", self("Mod", numbers, self.number(_COUNT, int64)), to=TensorProto.FLOAT)
         shares = self("Div", self("Add", halves, self.number(0.5)), self.number(_COUNT))
-        return self("Reshape", shares, self("Shape", like))
+        return self("Reshape", shares, self("Shape", template))
 
     def moved(self, value: str, factor: float, term: float) -> list[onnx.NodeProto]:
         self("Add", self("Mul", value, self.number(factor)), self.number(term), output=self.node.output[0])
@@ -162,9 +162,9 @@ class _Nodes:
 def _dropout(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     w, x = _Nodes(node), node.input[0]
     ratio = node.input[1] if len(node.input) > 1 and node.input[1] else w.number(0.5)
-    kept = w("Sub", w.number(1.0), ratio)
-    mask = w("Less", w.uniform(x), kept, output=node.output[1] if len(node.output) > 1 else "")
-    w("Mul", x, w("Div", w("Cast", mask, to=TensorProto.FLOAT), kept), output=node.output[0])
+    keep_probability = w("Sub", w.number(1.0), ratio)
+    mask = w("Less", w.uniform(x), keep_probability, output=node.output[1] if len(node.output) > 1 else "")
+    w("Mul", x, w("Div", w("Cast", mask, to=TensorProto.FLOAT), keep_probability), output=node.output[0])
     return w.nodes
 
 
@@ -176,14 +176,14 @@ def _bernoulli(node: onnx.NodeProto) -> list[onnx.NodeProto]:
 
 
 def _uniform_like(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    w, given = _Nodes(node), attributes_of(node)
-    low, high = given.get("low", 0.0), given.get("high", 1.0)
+    w, flags = _Nodes(node), attributes_of(node)
+    low, high = flags.get("low", 0.0), flags.get("high", 1.0)
     return w.moved(w.uniform(node.input[0]), high - low, low)
 
 
 def _normal_like(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    w, given = _Nodes(node), attributes_of(node)
-    mean, scale = given.get("mean", 0.0), given.get("scale", 1.0)
+    w, flags = _Nodes(node), attributes_of(node)
+    mean, scale = flags.get("mean", 0.0), flags.get("scale", 1.0)
     return w.moved(w("Sub", w.uniform(node.input[0]), w.number(0.5)), _WIDTH * scale, mean)
 
 

@@ -40,12 +40,12 @@ def refusal(module: str, error: BaseException, handled: BaseException | None = N
     `handled`: the exception that the caller was handling before. It is the context of `error`, and not its cause.
     """
     chain = list(_chain(error, handled))
-    own = next((each for each in chain if isinstance(each, UserError)), None)
-    if own is not None:
-        return own
+    user_error = next((link for link in chain if isinstance(link, UserError)), None)
+    if user_error is not None:
+        return user_error
     cause = chain[-1]
-    frames = [(frame, line) for each in chain for frame, line in walk_tb(each.__traceback__)]
-    message = [f"{type(each).__name__} {each}" for each in chain[1:] or chain]
+    frames = [(frame, line) for link in chain for frame, line in walk_tb(link.__traceback__)]
+    message = [f"{type(link).__name__} {link}" for link in chain[1:] or chain]
     at_hand = {type(value).__name__ for frame, _ in frames for value in list(frame.f_locals.values())}
     everything = "\n".join([*message, *sorted(at_hand & {"PackedSequence", "DynamicCache", "EncoderDecoderCache"})])
     fix = next((fix for pattern, fix in _HELP if re.search(pattern, everything)), _GENERAL)
@@ -55,12 +55,12 @@ def refusal(module: str, error: BaseException, handled: BaseException | None = N
 
 def _chain(error: BaseException, handled: BaseException | None) -> Iterator[BaseException]:
     """The error and what caused it, the first cause last."""
-    each: BaseException | None = error
-    seen: set[int] = set()
-    while each is not None and each is not handled and id(each) not in seen:
-        seen.add(id(each))
-        yield each
-        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+    link: BaseException | None = error
+    visited: set[int] = set()
+    while link is not None and link is not handled and id(link) not in visited:
+        visited.add(id(link))
+        yield link
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
 
 
 def _in_short(cause: BaseException) -> str:
@@ -97,9 +97,9 @@ def _own_place(frames: list[tuple[FrameType, int]]) -> str:
         return f"{code.co_filename} line {line}, in {code.co_name}"
     for frame, _ in reversed(frames):
         noted = getattr(frame.f_locals.get("node"), "meta", None)
-        found = user_line(str(noted.get("stack_trace", ""))) if isinstance(noted, dict) else None
-        if found:
-            return "{} line {}".format(*found)
+        source_line = user_line(str(noted.get("stack_trace", ""))) if isinstance(noted, dict) else None
+        if source_line:
+            return "{} line {}".format(*source_line)
     return ""
 
 

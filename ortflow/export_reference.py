@@ -151,13 +151,15 @@ def compute(
             if total.requires_grad and parameters:
                 gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
             buffers = {name: b.detach().numpy().copy() for name, b in call.module.named_buffers()}
-            found = [output.detach().numpy().copy() for output in outputs]
+            values = [output.detach().numpy().copy() for output in outputs]
     except NotFixed as error:
         raise NotCompared(f"{error} is random") from None
     except Exception as error:  # noqa: BLE001 - whatever the user's forward raises
         raise NotCompared(f"the module does not run on the example inputs in training mode ({_line(error)})") from None
-    known = {n: g.detach().to_dense().numpy() for n, g in zip(parameters, gradients, strict=False) if g is not None}
-    return Result(found, known, buffers), list(weights)
+    gradients_by_name = {
+        n: g.detach().to_dense().numpy() for n, g in zip(parameters, gradients, strict=False) if g is not None
+    }
+    return Result(values, gradients_by_name, buffers), list(weights)
 
 
 @contextlib.contextmanager

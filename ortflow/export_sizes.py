@@ -12,12 +12,12 @@ from typing import Any
 def by_size(original: Callable[..., Any]) -> Callable[..., Any]:
     """`remainder` or `pow` of a tensor and a number; a size that varies becomes a tensor."""
 
-    def replacement(*args: Any, **further: Any) -> Any:
+    def replacement(*args: Any, **options: Any) -> Any:
         import torch
 
         if len(args) == 2 and isinstance(args[0], torch.Tensor) and isinstance(args[1], torch.SymInt):
-            return original(args[0], torch.full((), args[1], dtype=args[0].dtype, device=args[0].device), **further)
-        return original(*args, **further)
+            return original(args[0], torch.full((), args[1], dtype=args[0].dtype, device=args[0].device), **options)
+        return original(*args, **options)
 
     return replacement
 

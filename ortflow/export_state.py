@@ -68,7 +68,7 @@ def changed_buffers(
     from ortflow.export_reference import borrowed
     from ortflow.export_trace import exportable
 
-    own = statistics(module) | counters(module)
+    known_buffers = statistics(module) | counters(module)
     by_node: set[int] = set()
 
     def noting(original: Any) -> Any:
@@ -89,7 +89,7 @@ def changed_buffers(
         return [
             name
             for name, (buffer, version) in before.items()
-            if name not in own and id(buffer) not in by_node
+            if name not in known_buffers and id(buffer) not in by_node
             if id(after.get(name)) != id(buffer) or buffer._version != version
         ]
     return []
@@ -160,12 +160,12 @@ def as_float(graph: Any, name: str, tensor: torch.Tensor) -> None:
 
 def needed(graph: Any, changed: list[str]) -> list[str]:
     """Those of the changed buffers that an output of the module depends on, now or in a later call."""
-    found = _sources([value for value in graph.outputs if not value.name.startswith(UPDATED)])
-    wanted: set[str] = set()
-    while more := {name for name in changed if name in found} - wanted:
-        wanted |= more
-        found |= _sources([value for value in graph.outputs if value.name.removeprefix(UPDATED) in more])
-    return [name for name in changed if name in wanted]
+    sources = _sources([value for value in graph.outputs if not value.name.startswith(UPDATED)])
+    needed_names: set[str] = set()
+    while new_names := {name for name in changed if name in sources} - needed_names:
+        needed_names |= new_names
+        sources |= _sources([value for value in graph.outputs if value.name.removeprefix(UPDATED) in new_names])
+    return [name for name in changed if name in needed_names]
 
 
 def _sources(values: list[Any]) -> set[str]:

@@ -33,8 +33,8 @@ def write_state_dict(model: Any, module: torch.nn.Module, learned: Collection[st
     model.metadata_props[PROPERTY] = to_json(entries)
     if not absent:
         return None
-    more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
-    return f"not in the ONNX model, so a state_dict of its weights will lack it: {', '.join(absent[:3])}{more}"
+    rest = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+    return f"not in the ONNX model, so a state_dict of its weights will lack it: {', '.join(absent[:3])}{rest}"
 
 
 def _entries(module: torch.nn.Module, learned: Collection[str], present: Collection[str]) -> Iterator[Entry]:

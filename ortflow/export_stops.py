@@ -104,11 +104,11 @@ def _mode() -> Any:
             result = func(*args, **kwargs)
             if self.paused or not (func in detached or not torch.is_grad_enabled()):
                 return result
-            given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            if not any(tensor.requires_grad for tensor in given):
+            inputs = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            if not any(tensor.requires_grad for tensor in inputs):
                 return result
             # A tensor that is changed in place stays the same tensor.
-            before = {id(tensor) for tensor in given}
+            before = {id(tensor) for tensor in inputs}
             return pytree.tree_map(lambda leaf: stopped(leaf) if id(leaf) not in before else leaf, result)
 
     return Noting()

@@ -91,8 +91,8 @@ CONTAINERS = (dict, OrderedDict, defaultdict, list, set)
 def same_attributes(module: torch.nn.Module) -> Iterator[None]:
     """Restore the attributes of every part, and what lists, dicts and sets hold, after the block."""
     attributes = [(part, dict(vars(part))) for part in module.modules()]
-    held = [value for _, before in attributes for value in before.values() if type(value) in CONTAINERS]
-    containers = [(value, value.copy()) for value in {id(value): value for value in held}.values()]
+    attribute_values = [value for _, before in attributes for value in before.values() if type(value) in CONTAINERS]
+    containers = [(value, value.copy()) for value in {id(value): value for value in attribute_values}.values()]
     try:
         yield
     finally:
@@ -203,13 +203,13 @@ def _embedding(original: Any) -> Any:
         padding_idx: int = -1,
         scale_grad_by_freq: bool = False,
         *rest: Any,
-        **further: Any,
+        **options: Any,
     ) -> Any:
         import torch
 
         if not weight.requires_grad or not keeps_stops():
-            return original(weight, indices, padding_idx, scale_grad_by_freq, *rest, **further)
-        rows = original(weight, indices, -1, False, *rest, **further)
+            return original(weight, indices, padding_idx, scale_grad_by_freq, *rest, **options)
+        rows = original(weight, indices, -1, False, *rest, **options)
         if scale_grad_by_freq:
             flat, fixed = indices.reshape(-1).long(), stopped(rows)
             counts = torch.zeros(weight.shape[0], device=flat.device)
@@ -235,5 +235,5 @@ def _active_dropout(x: Any, p: float, train: bool) -> Any:
 
 def configurations(module: torch.nn.Module) -> list[Any]:
     """Configurations of transformers' modules, each once."""
-    found = (getattr(part, "config", None) for part in module.modules())
-    return list({id(config): config for config in found if hasattr(config, "to_diff_dict")}.values())
+    configs = (getattr(part, "config", None) for part in module.modules())
+    return list({id(config): config for config in configs if hasattr(config, "to_diff_dict")}.values())

@@ -35,14 +35,14 @@ def angle(y: Any, x: Any) -> Any:
     from onnxscript import opset18 as op
 
     zero, one = (op.CastLike(op.Constant(value_float=number), y) for number in (0.0, 1.0))
-    half, whole = (op.CastLike(op.Constant(value_float=number), y) for number in (math.pi / 2, math.pi))
-    below, left = op.Less(op.Reciprocal(y), zero), op.Less(op.Reciprocal(x), zero)
+    half, pi = (op.CastLike(op.Constant(value_float=number), y) for number in (math.pi / 2, math.pi))
+    below, is_left = op.Less(op.Reciprocal(y), zero), op.Less(op.Reciprocal(x), zero)
     steep = op.Greater(op.Abs(y), op.Abs(x))
     under = op.Where(steep, y, x)
     origin = op.Equal(under, zero)
     quotient = op.Div(op.Where(origin, zero, op.Where(steep, x, y)), op.Where(origin, one, under))
     slope = op.Atan(quotient)
-    flat = op.Add(slope, op.Where(left, op.Where(below, op.Neg(whole), whole), zero))
+    flat = op.Add(slope, op.Where(is_left, op.Where(below, op.Neg(pi), pi), zero))
     return op.Where(steep, op.Sub(op.Where(below, op.Neg(half), half), slope), flat)
 
 
@@ -106,30 +106,30 @@ def attention(
     root = op.Sqrt(op.CastLike(op.Constant(value_float=1 / math.sqrt(width) if scale is None else scale), query))
     if enable_gqa and query.shape[-3] != key.shape[-3]:
         groups = query.shape[-3] // key.shape[-3]
-        key, value = (_repeated(op, each, groups, rank) for each in (key, value))
+        key, value = (_repeated(op, tensor, groups, rank) for tensor in (key, value))
     turned = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
     scores = op.MatMul(op.Mul(query, root), op.Mul(turned, root))
     zero = op.CastLike(op.Constant(value_float=0.0), query)
-    seen = None
+    is_visible = None
     if is_causal:
-        lengths = op.Concat(*(op.Shape(each, start=rank - 2, end=rank - 1) for each in (query, key)), axis=0)
+        lengths = op.Concat(*(op.Shape(tensor, start=rank - 2, end=rank - 1) for tensor in (query, key)), axis=0)
         later = op.Trilu(op.Expand(op.Constant(value_float=1.0), lengths), op.Constant(value_int=1), upper=1)
         hidden = op.CastLike(op.Constant(value_float=-math.inf), query)
         scores = op.Add(scores, op.Where(op.Cast(later, to=9), hidden, zero))
     elif mask is not None:
         last = op.Constant(value_ints=[-1])
         if mask.dtype.is_floating_point():
-            seen = op.Greater(op.ReduceMax(mask, last), op.CastLike(op.Constant(value_float=-math.inf), mask))
-            mask = op.Where(seen, mask, zero)
+            is_visible = op.Greater(op.ReduceMax(mask, last), op.CastLike(op.Constant(value_float=-math.inf), mask))
+            mask = op.Where(is_visible, mask, zero)
         else:
-            seen = op.Cast(op.ReduceMax(op.Cast(mask, to=1), last), to=9)
+            is_visible = op.Cast(op.ReduceMax(op.Cast(mask, to=1), last), to=9)
             mask = op.Where(mask, zero, op.CastLike(op.Constant(value_float=_LOWEST), query))
         scores = op.Add(scores, mask)
     weights = op.Softmax(scores, axis=-1)
     if dropout_p:
         weights, _ = op.Dropout(weights, op.Constant(value_float=dropout_p), op.Constant(value=_true()))
     result = op.MatMul(weights, value)
-    return result if seen is None else op.Mul(result, op.CastLike(seen, result))
+    return result if is_visible is None else op.Mul(result, op.CastLike(is_visible, result))
 
 
 def _repeated(op: Any, heads: Any, times: int, rank: int) -> Any:
@@ -177,9 +177,9 @@ def cross_entropy(
         if label_smoothing:
             classes = op.CastLike(op.Gather(op.Shape(logits), op.Constant(value_int=1)), logits)
             smooth = op.Add(_times(op, target, 1 - label_smoothing), op.Div(_number(op, label_smoothing), classes))
-        each = op.Mul(smooth, op.LogSoftmax(logits, axis=1))
-        each = op.Mul(each, weights) if weight is not None else each
-        losses = op.Neg(op.ReduceSum(each, op.Constant(value_ints=[1]), keepdims=0))
+        terms = op.Mul(smooth, op.LogSoftmax(logits, axis=1))
+        terms = op.Mul(terms, weights) if weight is not None else terms
+        losses = op.Neg(op.ReduceSum(terms, op.Constant(value_ints=[1]), keepdims=0))
         if reduction == 1:
             result = op.Div(op.ReduceSum(losses, keepdims=0), op.CastLike(op.Size(losses), logits))
         else:

@@ -77,13 +77,13 @@ def grad(
     UserWarning
         If values of half or double precision, inputs and outputs included, became single precision.
     """
-    heads, wanted = _names(outputs, "outputs"), _names(inputs, "inputs")
+    heads, variables = _names(outputs, "outputs"), _names(inputs, "inputs")
     copy = _copy(model)
-    where = os.fspath(model) if not isinstance(model, onnx.ModelProto) else "model"
-    _check_names(copy, heads, wanted, where)
+    location = os.fspath(model) if not isinstance(model, onnx.ModelProto) else "model"
+    _check_names(copy, heads, variables, location)
     interface = [value.name for value in copy.graph.input]
-    stored = _as_inputs(copy.graph, {*wanted, *interface})
-    prepared, notes = prepare(copy, where, in_place=True)
+    stored = _as_inputs(copy.graph, {*variables, *interface})
+    prepared, notes = prepare(copy, location, in_place=True)
     for note in notes:
         if "converted to fp32" in note:
             warnings.warn(f"ortflow.grad: {note}", stacklevel=2)
@@ -93,24 +93,24 @@ def grad(
     types = shapes.value_types(prepared)
     scalars = [name for name in heads if shapes.shape(types, name) == []]
     ones = {name: f"{_ONE}.{place}" for place, name in enumerate(scalars)}
-    given = {name: f"{name}{_SUFFIX}" for name in heads if name not in scalars}
+    incoming = {name: f"{name}{_SUFFIX}" for name in heads if name not in scalars}
     try:
-        prepared, _ = make_differentiable(prepared, wanted, *heads)
+        prepared, _ = make_differentiable(prepared, variables, *heads)
         make_outputs(prepared.graph, results)
         rewrites.before(prepared.graph)
-        derived, reached = vector_jacobian_product(prepared, wanted, ones, given)
+        derived, reached = vector_jacobian_product(prepared, variables, ones, incoming)
     except UserError as error:
         # The differentiator's advice names a key of the run file.
-        raise UserError(error.what, where=where, fix=_REPLACE) from None
-    _check_reached(heads, wanted, reached, where)
+        raise UserError(error.what, where=location, fix=_REPLACE) from None
+    _check_reached(heads, variables, reached, location)
     rewrites.after(derived.graph)
     derived = compose(derived, {**COMPOSITIONS, **PRODUCTS})
     derived.graph.initializer.extend(
         single(tensor) if tensor.data_type in _OTHER_FLOATS else tensor for tensor in stored.values()
     )
-    kept = [value for value in derived.graph.input if value.name not in stored or value.name in interface]
+    inputs_left = [value for value in derived.graph.input if value.name not in stored or value.name in interface]
     order = {name: place for place, name in enumerate(interface)}
-    replace(derived.graph.input, sorted(kept, key=lambda value: order.get(value.name, len(order))))
+    replace(derived.graph.input, sorted(inputs_left, key=lambda value: order.get(value.name, len(order))))
     derived.producer_name = "ortflow"
     return derived
 
@@ -131,49 +131,57 @@ def _copy(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
         return read_model(Path(model))
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    for what, tensor in walk.all_tensors(copy):
+    for owner, tensor in walk.all_tensors(copy):
         if tensor.data_location == TensorProto.EXTERNAL:
             fix = "load the model with its external data, or give its file"
-            raise UserError(f"the values of {what} are in another file", where="model", fix=fix)
+            raise UserError(f"the values of {owner} are in another file", where="model", fix=fix)
     check_structure(copy, "model")
     check_tensors(copy, "model")
     check_valid(copy, "model")
     return copy
 
 
-def _check_names(model: onnx.ModelProto, heads: Sequence[str], wanted: Sequence[str], where: str) -> None:
+def _check_names(model: onnx.ModelProto, heads: Sequence[str], variables: Sequence[str], location: str) -> None:
     graph = model.graph
-    made = {value.name: value.type.tensor_type.elem_type for value in graph.output}
+    output_types = {value.name: value.type.tensor_type.elem_type for value in graph.output}
     read = {value.name: value.type.tensor_type.elem_type for value in graph.input}
     weights = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for name in heads:
-        _check_known(name, "output", made, where)
-    for name in wanted:
-        _check_known(name, "input or initializer", {**read, **weights}, where, list(read))
-    used = {name for node in walk.nodes(graph.node) for name in (*node.input, *node.output)} | {*made, *read, *weights}
-    for name in dict.fromkeys([*heads, *wanted]):
+        _check_known(name, "output", output_types, location)
+    for name in variables:
+        _check_known(name, "input or initializer", {**read, **weights}, location, list(read))
+    used = {name for node in walk.nodes(graph.node) for name in (*node.input, *node.output)} | {
+        *output_types,
+        *read,
+        *weights,
+    }
+    for name in dict.fromkeys([*heads, *variables]):
         if f"{name}{_SUFFIX}" in used:
             fix = f"rename it in the model: this is the name of the gradient of {walk.quoted(name)}"
-            raise UserError(f"the model has a value {walk.quoted(name + _SUFFIX)}", where=where, fix=fix)
-    for name in set(heads) & set(wanted):
+            raise UserError(f"the model has a value {walk.quoted(name + _SUFFIX)}", where=location, fix=fix)
+    for name in set(heads) & set(variables):
         fix = "name another input or output"
-        raise UserError(f"{walk.quoted(name)} is both in `outputs` and in `inputs`", where=where, fix=fix)
+        raise UserError(f"{walk.quoted(name)} is both in `outputs` and in `inputs`", where=location, fix=fix)
 
 
-def _check_known(name: str, kind: str, types: dict[str, int], where: str, listed: Sequence[str] | None = None) -> None:
+def _check_known(
+    name: str, kind: str, types: dict[str, int], location: str, listed: Sequence[str] | None = None
+) -> None:
     if name not in types:
         names = ", ".join(map(walk.quoted, listed if listed is not None else types))
         fix = f"its {kind.split()[0]}s are {names}"
-        raise UserError(f"the model has no {kind} {walk.quoted(name)}", where=where, fix=fix)
+        raise UserError(f"the model has no {kind} {walk.quoted(name)}", where=location, fix=fix)
     if types[name] not in FLOATS and types[name] != TensorProto.UNDEFINED:
         called = TensorProto.DataType.Name(types[name]).lower()
-        raise UserError(f"{walk.quoted(name)} has no gradient: its type is {called}", where=where)
+        raise UserError(f"{walk.quoted(name)} has no gradient: its type is {called}", where=location)
 
 
 def _as_inputs(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, onnx.TensorProto]:
     """Make inputs of these initializers, so that no later step folds or merges them. Returns them, by name."""
-    named, declared = set(names), {value.name for value in graph.input}
-    moved = {t.name: onnx.TensorProto.FromString(t.SerializeToString()) for t in graph.initializer if t.name in named}
+    input_names, declared = set(names), {value.name for value in graph.input}
+    moved = {
+        t.name: onnx.TensorProto.FromString(t.SerializeToString()) for t in graph.initializer if t.name in input_names
+    }
     replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in moved])
     for name, tensor in moved.items():
         if name not in declared:
@@ -181,11 +189,11 @@ def _as_inputs(graph: onnx.GraphProto, names: Iterable[str]) -> dict[str, onnx.T
     return moved
 
 
-def _check_reached(heads: Sequence[str], wanted: Sequence[str], reached: Sequence[str], where: str) -> None:
-    for name in wanted:
+def _check_reached(heads: Sequence[str], variables: Sequence[str], reached: Sequence[str], location: str) -> None:
+    for name in variables:
         if name not in reached:
-            made = " and ".join(map(walk.quoted, heads))
-            what = (
-                f"no gradient reaches {walk.quoted(name)}: {made} {'do' if len(heads) > 1 else 'does'} not depend on it"
+            text = " and ".join(map(walk.quoted, heads))
+            problem = (
+                f"no gradient reaches {walk.quoted(name)}: {text} {'do' if len(heads) > 1 else 'does'} not depend on it"
             )
-            raise UserError(what, where=where, fix="leave it out of `inputs`; its gradient is 0")
+            raise UserError(problem, where=location, fix="leave it out of `inputs`; its gradient is 0")

@@ -75,58 +75,58 @@ def account(
     waits
         By attempt, how much longer than rank 0 the slowest rank waited for data, in microseconds.
     """
-    found = Account()
+    account_of_run = Account()
     by_attempt: dict[int, list[Mapping[str, Any]]] = {}
     for event in events:
         by_attempt.setdefault(int(event.get("attempt", 0)), []).append(event)
-    found.attempts = _attempts(records, by_attempt, micro(now), alive)
+    account_of_run.attempts = _attempts(records, by_attempt, micro(now), alive)
     lost = _lost_spans(by_attempt)
     saved = newest_checkpoint(events)
-    for attempt in found.attempts:
-        own = by_attempt.get(attempt.number, [])
-        line = timeline(attempt, _marked(attempt, own, saved), lost.get(attempt.number, ()))
-        found.lines[attempt.number] = line
+    for attempt in account_of_run.attempts:
+        own_events = by_attempt.get(attempt.number, [])
+        line = timeline(attempt, _marked(attempt, own_events, saved), lost.get(attempt.number, ()))
+        account_of_run.lines[attempt.number] = line
         if abs(line.shift) >= CLOCKS_DIFFER:
-            found.notes.append(
+            account_of_run.notes.append(
                 f"attempt {attempt.number}: the clock of rank 0's node differs from the launcher's by "
                 f"{abs(line.shift) / MICRO:.0f} s"
             )
     kinds = {event["event"] for event in events}
     if "program_start" in kinds and "step" not in kinds:
-        found.measured = False
-        found.notes.append("the program logs no steps, so that its productive time is unknown")
-    _check_steps(found, records, events)
-    _join(found, records, micro(now), alive)
-    for segment in found.segments:
-        found.totals[segment.cause] += segment.end - segment.start
-    _move_waits(found, waits or {})
-    return found
+        account_of_run.measured = False
+        account_of_run.notes.append("the program logs no steps, so that its productive time is unknown")
+    _check_steps(account_of_run, records, events)
+    _join(account_of_run, records, micro(now), alive)
+    for segment in account_of_run.segments:
+        account_of_run.totals[segment.cause] += segment.end - segment.start
+    _move_waits(account_of_run, waits or {})
+    return account_of_run
 
 
-def _check_steps(found: Account, records: Records, events: Records) -> None:
+def _check_steps(run_account: Account, records: Records, events: Records) -> None:
     """Say if nothing is known of steps that were done: their time would be shown as that of another cause."""
     steps = [event for event in events if event["event"] == "step"]
     done = any(record.get("outcome") == "finished" or record.get("step") for record in records)
     if not events and done:
-        found.measured = False
-        found.notes.append("the events of rank 0 are missing, so that its productive time is unknown")
+        run_account.measured = False
+        run_account.notes.append("the events of rank 0 are missing, so that its productive time is unknown")
     elif steps and not any(event.get("seconds") for event in steps):
-        found.measured = False
-        found.notes.append("its steps are recorded without their time, so that its productive time is unknown")
+        run_account.measured = False
+        run_account.notes.append("its steps are recorded without their time, so that its productive time is unknown")
     if not records:
-        found.notes.append("attempts.jsonl is missing or empty, so that its wall time is unknown")
+        run_account.notes.append("attempts.jsonl is missing or empty, so that its wall time is unknown")
 
 
 def _attempts(records: Records, by_attempt: Mapping[int, Records], now: int, alive: bool) -> list[Attempt]:
     """Every attempt with a start; one whose end nobody recorded ends with its last event, or now."""
-    found: list[Attempt] = []
+    attempts: list[Attempt] = []
     starts = [record for record in records if record.get("event") == "start" and "time" in record]
     ends = {int(record["attempt"]): record for record in records if record.get("event") == "end"}
     for place, record in enumerate(starts):
         number = int(record["attempt"])
-        start = max(micro(record["time"]), found[-1].end if found else 0)
+        start = max(micro(record["time"]), attempts[-1].end if attempts else 0)
         limit = micro(starts[place + 1]["time"]) if place + 1 < len(starts) else now
-        own = by_attempt.get(number, ())
+        own_events = by_attempt.get(number, ())
         end = ends.get(number)
         running = end is None and alive and place + 1 == len(starts)
         if end is not None and end.get("outcome") != "lost" and "time" in end:
@@ -135,28 +135,28 @@ def _attempts(records: Records, by_attempt: Mapping[int, Records], now: int, ali
             until = now
         else:
             # Who notices that a launcher has died may do so days later.
-            until = min(limit, micro(own[-1].get("time"))) if own else start
-        found.append(Attempt(number, start, max(start, until), running, _clean(own, end)))
-    return found
+            until = min(limit, micro(own_events[-1].get("time"))) if own_events else start
+        attempts.append(Attempt(number, start, max(start, until), running, _clean(own_events, end)))
+    return attempts
 
 
-def _clean(own: Records, end: Mapping[str, Any] | None) -> bool:
-    if any(event["event"] == "finished" for event in own[-3:]):
+def _clean(own_events: Records, end: Mapping[str, Any] | None) -> bool:
+    if any(event["event"] == "finished" for event in own_events[-3:]):
         return True
-    if any(event["event"] == "preempted" for event in own[-3:]):
-        return all(event.get("saved", True) for event in own[-3:])
+    if any(event["event"] == "preempted" for event in own_events[-3:]):
+        return all(event.get("saved", True) for event in own_events[-3:])
     return end is not None and end.get("outcome") in ("finished", "user_error")
 
 
 def _lost_spans(by_attempt: Mapping[int, Records]) -> dict[int, list[Span]]:
     """By attempt, the times of steps that later attempts removed from the record."""
-    found: dict[int, list[Span]] = {}
+    spans: dict[int, list[Span]] = {}
     for number, events in by_attempt.items():
         for event in events:
             if event["event"] == "rewind":
                 for attempt, since, until in _spans(event, by_attempt.get(number - 1, ())):
-                    found.setdefault(attempt, []).append(Span(since, until))
-    return found
+                    spans.setdefault(attempt, []).append(Span(since, until))
+    return spans
 
 
 def _spans(event: Mapping[str, Any], before: Records) -> list[tuple[int, int, int]]:
@@ -168,7 +168,9 @@ def _spans(event: Mapping[str, Any], before: Records) -> list[tuple[int, int, in
             if isinstance(span, list) and len(span) == 3
         ]
     # A version without spans recorded only how long the steps took.
-    last = next((micro(one.get("time")) for one in reversed(before) if one["event"] in ("step", "evaluation")), None)
+    last = next(
+        (micro(record.get("time")) for record in reversed(before) if record["event"] in ("step", "evaluation")), None
+    )
     if last is None:
         return []
     return [(int(event.get("attempt", 1)) - 1, last, last + micro(event.get("seconds")))]
@@ -195,11 +197,11 @@ def _marked(attempt: Attempt, events: Records, saved: int | None) -> Records:
     ]
 
 
-def _join(found: Account, records: Records, now: int, alive: bool) -> None:
+def _join(run_account: Account, records: Records, now: int, alive: bool) -> None:
     """Put the attempts one after the other, with the waits between them."""
     times = [micro(record["time"]) for record in records if "time" in record]
-    found.start = min(times, default=0)
-    at = found.start
+    run_account.start = min(times, default=0)
+    at = run_account.start
     submits = [micro(record["time"]) for record in records if record.get("event") == "submit" and "time" in record]
     stops = {
         int(record.get("attempt", -1))
@@ -209,19 +211,19 @@ def _join(found: Account, records: Records, now: int, alive: bool) -> None:
     stopped_at = [micro(record["time"]) for record in records if record.get("event") == "stop" and "time" in record]
     waiting = Cause.QUEUE
     previous: int | None = None
-    for attempt in found.attempts:
+    for attempt in run_account.attempts:
         at = _between(
-            found, at, attempt.start, waiting, _resumed(at, attempt.start, submits, stopped_at, previous, stops)
+            run_account, at, attempt.start, waiting, _resumed(at, attempt.start, submits, stopped_at, previous, stops)
         )
-        found.segments += found.lines[attempt.number].segments
+        run_account.segments += run_account.lines[attempt.number].segments
         at, waiting, previous = attempt.end, Cause.RECOVERY, attempt.number
-    if found.attempts and found.attempts[-1].running:
-        found.end = at
+    if run_account.attempts and run_account.attempts[-1].running:
+        run_account.end = at
         return
     resumed = _resumed(at, now, submits, stopped_at, previous, stops)
     if resumed is not None or (alive and (previous is None or previous not in stops)):
-        at = _between(found, at, now, waiting, resumed)
-    found.end = max(at, found.start)
+        at = _between(run_account, at, now, waiting, resumed)
+    run_account.end = max(at, run_account.start)
 
 
 def _resumed(
@@ -237,28 +239,28 @@ def _resumed(
     return (pauses[0], again[-1]) if pauses else None
 
 
-def _between(found: Account, at: int, until: int, cause: Cause, pause: tuple[int, int] | None) -> int:
+def _between(run_account: Account, at: int, until: int, cause: Cause, pause: tuple[int, int] | None) -> int:
     if until <= at:
         return at
     if pause is None:
-        found.segments.append(Segment(at, until, cause))
+        run_account.segments.append(Segment(at, until, cause))
         return until
     stopped, again = pause
     if stopped > at:
-        found.segments.append(Segment(at, stopped, cause))
-    found.stopped += again - stopped
+        run_account.segments.append(Segment(at, stopped, cause))
+    run_account.stopped += again - stopped
     if until > again:
-        found.segments.append(Segment(again, until, Cause.QUEUE))
+        run_account.segments.append(Segment(again, until, Cause.QUEUE))
     return until
 
 
-def _move_waits(found: Account, waits: Mapping[int, int]) -> None:
+def _move_waits(run_account: Account, waits: Mapping[int, int]) -> None:
     """Waits within steps count as what they were for."""
-    for number, line in found.lines.items():
+    for number, line in run_account.lines.items():
         for cause, waited in (
             (Cause.SAVE, line.stalls),
             (Cause.DATA_WAIT, line.data_waits + max(0, waits.get(number, 0))),
         ):
-            moved = min(waited, found.totals[Cause.STEP])
-            found.totals[Cause.STEP] -= moved
-            found.totals[cause] += moved
+            moved = min(waited, run_account.totals[Cause.STEP])
+            run_account.totals[Cause.STEP] -= moved
+            run_account.totals[cause] += moved

@@ -58,9 +58,9 @@ def sweep_page(
     metrics = list(dict.fromkeys(key for run in runs for key in run.status.evaluation))
     axes = [*keys, "loss", *(f"evaluation: {key}" for key in metrics)]
     lines = []
-    for run, own in zip(runs, values, strict=True):
+    for run, own_values in zip(runs, values, strict=True):
         results = [run.status.loss, *(run.status.evaluation.get(key) for key in metrics)]
-        lines.append((run.status.name, [*(own.get(key) for key in keys), *results]))
+        lines.append((run.status.name, [*(own_values.get(key) for key in keys), *results]))
     # The mark of the best run is the first column, which a table takes as the row's name.
     head, *body = ((*row[1:2], row[0] or "", *row[2:]) for row in rows)
     picture = parallel_coordinates(axes, lines, best, identifier="axes")

@@ -15,37 +15,37 @@ OF_STEPS = ("loss", "lr", "grad_norm")
 
 def step_curves(events: Iterable[Mapping[str, Any]]) -> Curves:
     """Loss, learning rate, gradient norm, speeds and a program's own values, by name; only finite numbers."""
-    found: Curves = {}
+    curves: Curves = {}
     for event in events:
         if event["event"] != "step":
             continue
         step, seconds = float(event["step"]), event.get("seconds")
         for name in OF_STEPS:
-            _add(found, name, step, event.get(name))
+            _add(curves, name, step, event.get(name))
         if seconds:
             for name in ("samples", "tokens"):
                 count = event.get(name)
-                _add(found, f"{name}/s", step, count / seconds if count else None)
+                _add(curves, f"{name}/s", step, count / seconds if count else None)
         values = event.get("values")
         if isinstance(values, dict):
             for name, value in values.items():
-                _add(found, str(name), step, value)
-    return found
+                _add(curves, str(name), step, value)
+    return curves
 
 
 def evaluation_curves(events: Iterable[Mapping[str, Any]]) -> Curves:
     """The loss and each metric of the evaluations, by name."""
-    found: Curves = {}
+    curves: Curves = {}
     for event in events:
         if event["event"] == "evaluation":
             for name, value in metrics(event).items():
-                _add(found, name, float(event["step"]), value)
-    return found
+                _add(curves, name, float(event["step"]), value)
+    return curves
 
 
-def _add(found: Curves, name: str, step: float, value: object) -> None:
+def _add(curves: Curves, name: str, step: float, value: object) -> None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        found.setdefault(name, []).append((step, float(value)))
+        curves.setdefault(name, []).append((step, float(value)))
 
 
 def reduced(points: Sequence[Point], columns: int) -> list[Point]:
@@ -57,19 +57,19 @@ def reduced(points: Sequence[Point], columns: int) -> list[Point]:
         return list(points)
     first, last = points[0][0], points[-1][0]
     width = (last - first) / columns or 1.0
-    found: list[Point] = []
+    extremes: list[Point] = []
     column, low, high = -1, points[0], points[0]
     for point in points:
         at = min(columns - 1, int((point[0] - first) / width))
         if at != column:
             if column >= 0:
-                found += _ordered(low, high)
+                extremes += _ordered(low, high)
             column, low, high = at, point, point
         elif point[1] < low[1]:
             low = point
         elif point[1] > high[1]:
             high = point
-    return found + _ordered(low, high)
+    return extremes + _ordered(low, high)
 
 
 def _ordered(low: Point, high: Point) -> list[Point]:

@@ -71,8 +71,8 @@ def since(account: Account, begin: int | None, end: int | None = None) -> dict[C
     if not steps or not inside:
         return totals
     for cause in (Cause.SAVE, Cause.DATA_WAIT):
-        whole = sum(segment.end - segment.start for segment in account.segments if segment.cause is cause)
-        moved = min((account.totals[cause] - whole) * inside // steps, totals[Cause.STEP])
+        all_time = sum(segment.end - segment.start for segment in account.segments if segment.cause is cause)
+        moved = min((account.totals[cause] - all_time) * inside // steps, totals[Cause.STEP])
         totals[cause] += moved
         totals[Cause.STEP] -= moved
     return totals
@@ -86,23 +86,23 @@ def _within(segment: Segment, begin: int | None, end: int | None) -> int:
 
 def by_user(runs: Iterable[tuple[Survey, dict[Cause, int]]]) -> dict[str, Sum]:
     """The sums of each owner's runs, by name."""
-    found: dict[str, Sum] = {}
-    for one, totals in runs:
-        found.setdefault(one.user or "unknown", Sum()).add(totals)
-    return dict(sorted(found.items()))
+    sums: dict[str, Sum] = {}
+    for run_survey, totals in runs:
+        sums.setdefault(run_survey.user or "unknown", Sum()).add(totals)
+    return dict(sorted(sums.items()))
 
 
 def by_week(runs: Sequence[Survey], begin: int | None) -> dict[str, Sum]:
     """The sums of each ISO week in UTC, such as 2026-W48, by name; a run of two weeks is in both."""
-    found: dict[str, Sum] = {}
+    sums: dict[str, Sum] = {}
     for run in runs:
         first = max((run.account.start, begin or 0))
         for week in _weeks(first, run.account.end):
             start, end = week * WEEK + MONDAY, (week + 1) * WEEK + MONDAY
             totals = since(run.account, max(start, first), end)
             if any(totals.values()):
-                found.setdefault(_name(start), Sum()).add(totals)
-    return dict(sorted(found.items()))
+                sums.setdefault(_name(start), Sum()).add(totals)
+    return dict(sorted(sums.items()))
 
 
 WEEK = 7 * 86400 * MICRO

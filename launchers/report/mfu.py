@@ -23,11 +23,11 @@ def mfu_curve(events: Sequence[Mapping[str, Any]], profile: Profile | None) -> l
     if not counts:
         return []
     work = profile.flops / mean(counts)
-    each = profile.peak[0] / profile.world_size
+    peak_per_rank = profile.peak[0] / profile.world_size
     starts = (event for event in events if event["event"] == "attempt_start")
     sizes = {int(start.get("attempt", 0)): start.get("world_size") or profile.world_size for start in starts}
     return [
-        (float(event["step"]), 100 * work * event["samples"] / event["seconds"] / (each * ranks))
+        (float(event["step"]), 100 * work * event["samples"] / event["seconds"] / (peak_per_rank * ranks))
         for event in _steps(events)
         if event.get("samples")
         and event.get("seconds")

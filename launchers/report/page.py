@@ -125,22 +125,24 @@ def curves(runs: Sequence[Survey]) -> str:
     names = list(dict.fromkeys(name for curves in evaluations for name in curves))
     figures += [_figure(f"Evaluation: {name}", name, evaluations, runs, marks, f"e{n}") for n, name in enumerate(names)]
     drawn = [figure for figure in figures if figure]
-    more = f"<p>{len(drawn) - MOST_CHARTS} further curves are not drawn.</p>" if len(drawn) > MOST_CHARTS else ""
-    return section("Curves", f'<div class="grid-of">{"".join(drawn[:MOST_CHARTS])}</div>{more}' if drawn else "")
+    rest = f"<p>{len(drawn) - MOST_CHARTS} further curves are not drawn.</p>" if len(drawn) > MOST_CHARTS else ""
+    return section("Curves", f'<div class="grid-of">{"".join(drawn[:MOST_CHARTS])}</div>{rest}' if drawn else "")
 
 
 def curves_of(run: Survey) -> Curves:
     """The curves of the steps of a run, by name."""
-    found = step_curves(run.events)
+    step_values = step_curves(run.events)
     points = mfu_curve(run.events, run.profile)
-    return {**found, MFU: points} if points else found
+    return {**step_values, MFU: points} if points else step_values
 
 
 def _figure(
     title: str, name: str, curves: Sequence[Curves], runs: Sequence[Survey], marks: Sequence[float], identifier: str
 ) -> str:
     labels = _labels(runs)
-    series = {label: each[name] for label, each in zip(labels, curves, strict=True) if name in each}
+    series = {
+        label: curves_of_run[name] for label, curves_of_run in zip(labels, curves, strict=True) if name in curves_of_run
+    }
     chart = line_chart(f"{title} over steps", series, identifier=identifier, marks=marks)
     return f"<figure><figcaption>{escape(title)}</figcaption>{chart}{legend(list(series))}</figure>" if chart else ""
 
@@ -172,7 +174,7 @@ def _time(run: Survey) -> str:
         else ""
     )
     notes = "".join(f"<p>Note: {escape(note)}.</p>" for note in account.notes)
-    lines, more = rank_rows(run)
+    lines, note = rank_rows(run)
     labels = "".join(f"<li>{escape(name)}</li>" for name, _ in lines)
     seconds = (account.end - account.start) / MICRO
     axis = (
@@ -183,7 +185,7 @@ def _time(run: Survey) -> str:
         f'<div class="axis"><ol aria-hidden="true">{labels}</ol><div>'
         f'<div class="zoom" tabindex="0" role="group" aria-label="Time axis" data-seconds="{seconds:.6f}">'
         f"{time_axis(lines, account.start, account.end, identifier='axis')}</div>"
-        f'<div class="times">{"<span></span>" * 5}</div></div></div></div>{more}</figure>'
+        f'<div class="times">{"<span></span>" * 5}</div></div></div></div>{note}</figure>'
     )
     return section(
         f"Goodput {goodput} of {duration(account.wall / MICRO)}",
@@ -198,12 +200,12 @@ def _time(run: Survey) -> str:
 def _restarts(run: Survey) -> str:
     rows = [
         (
-            str(one.attempt), one.cause, one.node or "-", one.outcome if one.counts else f"{one.outcome}, not counted",
-            _used(one.failures, one.failures_left), _used(one.preemptions, one.preemptions_left), str(one.steps_lost),
-            duration(one.seconds_lost),
-            "-" if one.seconds_to_first_step is None else duration(one.seconds_to_first_step),
+            str(end.attempt), end.cause, end.node or "-", end.outcome if end.counts else f"{end.outcome}, not counted",
+            _used(end.failures, end.failures_left), _used(end.preemptions, end.preemptions_left), str(end.steps_lost),
+            duration(end.seconds_lost),
+            "-" if end.seconds_to_first_step is None else duration(end.seconds_to_first_step),
         )
-        for one in run.restarts
+        for end in run.restarts
     ]  # fmt: skip
     head = (
         "Attempt", "Cause of its end", "Node", "Kind", "Failures used", "Preemptions used", "Steps run again",
@@ -212,8 +214,8 @@ def _restarts(run: Survey) -> str:
     return section("Restarts", table(head, rows, label="Restarts", numbers=(6, 7, 8)) + _risk(run))
 
 
-def _used(used: int, left: int | None) -> str:
-    return str(used) if left is None else f"{used}, {left} left"
+def _used(used: int, limit_left: int | None) -> str:
+    return str(used) if limit_left is None else f"{used}, {limit_left} left"
 
 
 def _risk(run: Survey) -> str:
@@ -240,8 +242,14 @@ def _ranks(run: Survey) -> str:
             f"{waits.steps} steps that were compared."
         )
     rows = [
-        (str(one.rank), *(f"{1000 * value:.2f}" for value in (one.step, one.compute, one.data, one.comm)))
-        for one in run.times
+        (
+            str(times_of_rank.rank),
+            *(
+                f"{1000 * value:.2f}"
+                for value in (times_of_rank.step, times_of_rank.compute, times_of_rank.data, times_of_rank.comm)
+            ),
+        )
+        for times_of_rank in run.times
     ]
     head = ("Rank", "Step", "Compute", "Data wait", "Calls to other ranks")
     shown = table(head, rows, caption="Average milliseconds of a step", numbers=(1, 2, 3, 4))
@@ -271,8 +279,8 @@ def _details(title: str, body: str) -> str:
 
 
 def _newest(events: Sequence[Mapping[str, Any]], kind: str) -> dict[str, Any]:
-    found: Mapping[str, Any] = next((event for event in reversed(events) if event["event"] == kind), {})
-    return {key: value for key, value in found.items() if key not in ("event", "time", "attempt", "rank")}
+    event_fields: Mapping[str, Any] = next((event for event in reversed(events) if event["event"] == kind), {})
+    return {key: value for key, value in event_fields.items() if key not in ("event", "time", "attempt", "rank")}
 
 
 def _flat(values: Mapping[str, Any]) -> list[tuple[str, str]]:

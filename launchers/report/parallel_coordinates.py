@@ -48,9 +48,9 @@ def _places(column: Sequence[str | float | None]) -> list[float | None]:
     """The height of each value, from 0 to 1."""
     numbers = [_number(value) for value in column]
     if all(number is not None for number, value in zip(numbers, column, strict=True) if value is not None):
-        known = [number for number in numbers if number is not None]
-        low, high = min(known, default=0.0), max(known, default=0.0)
-        return [None if one is None else (one - low) / (high - low) if high > low else 0.5 for one in numbers]
+        finite = [number for number in numbers if number is not None]
+        low, high = min(finite, default=0.0), max(finite, default=0.0)
+        return [None if number is None else (number - low) / (high - low) if high > low else 0.5 for number in numbers]
     texts = list(dict.fromkeys(str(value) for value in column if value is not None))
     last = max(1, len(texts) - 1)
     return [None if value is None else texts.index(str(value)) / last for value in column]
@@ -66,14 +66,14 @@ def _number(value: str | float | None) -> float | None:
 
 def _labels(column: Sequence[str | float | None], heights: Sequence[float | None]) -> list[tuple[str, float]]:
     """The texts of an axis: all if there are few values, else those of its ends."""
-    found = {
+    texts = {
         height: short(number) if (number := _number(value)) is not None else str(value)
         for value, height in zip(column, heights, strict=True)
         if height is not None
     }
-    if len(found) > 8:
-        found = {height: text for height, text in found.items() if height in (0.0, 1.0)}
-    return [(text, height) for height, text in found.items()]
+    if len(texts) > 8:
+        texts = {height: text for height, text in texts.items() if height in (0.0, 1.0)}
+    return [(text, height) for height, text in texts.items()]
 
 
 def _pieces(points: Sequence[str | None]) -> list[str]:

@@ -197,10 +197,10 @@ def read(root: Path) -> Profile | None:
 def of_records(folder: Path, by_rank: Mapping[int, Sequence[Record]]) -> Profile | None:
     """The window in the records of an attempt; None if no step was recorded."""
     windows = [_first(lines, "window") for lines in by_rank.values()]
-    window = next((one for one in windows if one), None)
+    window = next((rank_window for rank_window in windows if rank_window), None)
     if window is None:
         return None
-    errors = [one["clock_error"] for one in windows if one]
+    errors = [rank_window["clock_error"] for rank_window in windows if rank_window]
     ranks, nodes, calls, limits, steps = [], list[Record](), list[Record](), list[Record](), list[int]()
     for rank, lines in by_rank.items():
         spans = [line for line in lines if line.get("kind") == "span"]

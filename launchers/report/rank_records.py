@@ -76,7 +76,7 @@ class Ranks:
 
     def host(self, rank: int | None, attempt: int) -> str | None:
         """Where a rank ran."""
-        return next((one.hosts.get(attempt) for one in self.records if one.rank == rank), None)
+        return next((rank_record.hosts.get(attempt) for rank_record in self.records if rank_record.rank == rank), None)
 
 
 def read_ranks(run: RunDir, world_size: int, attempts: Sequence[int], last_step: int) -> Ranks:
@@ -95,17 +95,17 @@ def _size(run: RunDir, rank: int) -> int:
 
 
 def _read(run: RunDir, rank: int, attempts: Sequence[int], steps: Sequence[int], sampled: bool) -> RankRecord:
-    found = RankRecord(rank)
+    rank_record = RankRecord(rank)
     try:
         with os.fdopen(open_regular(run.events(rank)), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             offsets = _parts(file, size, attempts, steps) if sampled else [(0, size)]
             for start, end in offsets:
                 file.seek(start)
-                _add(found, _lines(file.read(end - start)))
+                _add(rank_record, _lines(file.read(end - start)))
     except OSError:
-        found.missing = True
-    return found
+        rank_record.missing = True
+    return rank_record
 
 
 def _parts(file: BinaryIO, size: int, attempts: Sequence[int], steps: Sequence[int]) -> list[tuple[int, int]]:
@@ -157,25 +157,28 @@ def _lines(data: bytes) -> Iterable[dict[str, Any]]:
             yield record
 
 
-def _add(found: RankRecord, records: Iterable[Mapping[str, Any]]) -> None:
+def _add(rank_record: RankRecord, records: Iterable[Mapping[str, Any]]) -> None:
     for record in records:
         attempt, time = int(record.get("attempt", 0)), micro(record.get("time"))
         if time:
-            first, last = found.spans.get(attempt, (time, time))
-            found.spans[attempt] = (min(first, time), max(last, time))
+            first, last = rank_record.spans.get(attempt, (time, time))
+            rank_record.spans[attempt] = (min(first, time), max(last, time))
         if record["event"] == "attempt_start" and "host" in record:
-            found.hosts[attempt] = record["host"]
+            rank_record.hosts[attempt] = record["host"]
         elif record["event"] == "usage" and "step" in record:
             sizes = {name: record[name] for name in _MEMORY if type(record.get(name)) is int}
-            before = found.usage.get(int(record["step"]), {})  # several of a program that logs no steps
-            found.usage[int(record["step"])] = {**before, **{k: max(v, before.get(k, 0)) for k, v in sizes.items()}}
+            before = rank_record.usage.get(int(record["step"]), {})  # several of a program that logs no steps
+            rank_record.usage[int(record["step"])] = {
+                **before,
+                **{k: max(v, before.get(k, 0)) for k, v in sizes.items()},
+            }
         elif record["event"] == "step":
             step = int(record["step"])
-            found.seconds[step] = record.get("seconds") or 0.0
+            rank_record.seconds[step] = record.get("seconds") or 0.0
             if isinstance(record.get("data_seconds"), float):
-                found.waits[step] = record["data_seconds"]
+                rank_record.waits[step] = record["data_seconds"]
             if isinstance(record.get("comm_seconds"), float):
-                found.comm[step] = record["comm_seconds"]
+                rank_record.comm[step] = record["comm_seconds"]
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,16 @@ def rank_rows(run: Survey) -> tuple[list[tuple[str, list[Bar]]], str]:
     ]
     rows = [("run", bars)]
     for record in run.ranks.records[:MOST_ROWS]:
-        own: list[Bar] = []
+        own_bars: list[Bar] = []
         for attempt in run.account.attempts:
             if attempt.number not in record.spans:
                 continue
             first, last = record.spans[attempt.number]
             shift = run.account.lines[attempt.number].shift
             start, end = max(attempt.start, first + shift), min(attempt.end, last + shift)
-            where = record.hosts.get(attempt.number, "unknown node")
-            text = f"rank {record.rank}, attempt {attempt.number}, on {where}: {duration((end - start) / MICRO)}"
-            own.append((start, max(start, end), "s-rank", text))
-        rows.append((f"rank {record.rank}", own))
-    more = len(run.ranks.records) - MOST_ROWS
-    return rows, f"<p>{more} further ranks are not drawn.</p>" if more > 0 else ""
+            node = record.hosts.get(attempt.number, "unknown node")
+            text = f"rank {record.rank}, attempt {attempt.number}, on {node}: {duration((end - start) / MICRO)}"
+            own_bars.append((start, max(start, end), "s-rank", text))
+        rows.append((f"rank {record.rank}", own_bars))
+    undrawn = len(run.ranks.records) - MOST_ROWS
+    return rows, f"<p>{undrawn} further ranks are not drawn.</p>" if undrawn > 0 else ""

@@ -49,15 +49,15 @@ def restarts(
     account: Account, records: Records, events: Records, host: Host, budget: tuple[int | None, int | None]
 ) -> list[Restart]:
     """The disruptions, oldest first; `budget` has the limits of failures and preemptions."""
-    found = []
+    disruptions = []
     for place, record in enumerate(records):
         if record.get("event") != "end" or record.get("outcome") in ("finished", "user_error"):
             continue
         number = int(record["attempt"])
-        total = used([dict(one) for one in records[: place + 1]])
+        total = used([dict(record) for record in records[: place + 1]])
         steps, seconds = lost_by(number, events)
         outcome = str(record.get("outcome") or "")
-        found.append(
+        disruptions.append(
             Restart(
                 attempt=number,
                 time=record.get("time"),
@@ -74,12 +74,14 @@ def restarts(
                 seconds_to_first_step=_first_step(account, number),
             )
         )
-    return found
+    return disruptions
 
 
 def lost_by(attempt: int, events: Sequence[Mapping[str, Any]]) -> tuple[int, float]:
     """Steps and seconds of an attempt that the next one removed from the record, to run them again."""
-    rewound = next((one for one in events if one["event"] == "rewind" and one.get("attempt") == attempt + 1), None)
+    rewound = next(
+        (event for event in events if event["event"] == "rewind" and event.get("attempt") == attempt + 1), None
+    )
     if rewound is None:
         return 0, 0.0
     spans = rewound.get("spans")

@@ -47,12 +47,12 @@ def server(make: Callable[[], str], port: int) -> HTTPServer:
 
 def serve(make: Callable[[], str], port: int, echo: Callable[[str], object]) -> None:
     """Serve until Ctrl-C. Raises UserError if the port is taken."""
-    found = server(make, port)
-    echo(f"http://{HOST}:{found.server_port}/ (Ctrl-C ends it; from another machine: ssh -L {found.server_port}:"
-         f"{HOST}:{found.server_port} {socket.gethostname()})")  # fmt: skip
+    pages = server(make, port)
+    echo(f"http://{HOST}:{pages.server_port}/ (Ctrl-C ends it; from another machine: ssh -L {pages.server_port}:"
+         f"{HOST}:{pages.server_port} {socket.gethostname()})")  # fmt: skip
     try:
-        found.serve_forever()
+        pages.serve_forever()
     except KeyboardInterrupt:
         pass
     finally:
-        found.server_close()
+        pages.server_close()

@@ -10,57 +10,59 @@ from ortflow.launchers.status import RunStatus
 
 def sentence(run: Survey) -> str:
     """The state and what happens next."""
-    how = run.status
-    return _SENTENCES[how.state](run, how, _position(how))
+    status = run.status
+    return _SENTENCES[status.state](run, status, _position(status))
 
 
-def _position(how: RunStatus) -> str:
-    return f"step {how.step} of {how.total_steps}" if how.total_steps else f"step {how.step}"
+def _position(status: RunStatus) -> str:
+    return f"step {status.step} of {status.total_steps}" if status.total_steps else f"step {status.step}"
 
 
-def _pending(run: Survey, how: RunStatus, position: str) -> str:
-    return f"{how.name} waits to start{_because(how.waits)}."
+def _pending(run: Survey, status: RunStatus, position: str) -> str:
+    return f"{status.name} waits to start{_because(status.waits)}."
 
 
-def _running(run: Survey, how: RunStatus, position: str) -> str:
-    left = f", about {duration(how.seconds_left)} left" if how.seconds_left else ""
-    doing = position if how.phase in (None, "train") else f"{how.phase}, {position}"
+def _running(run: Survey, status: RunStatus, position: str) -> str:
+    remaining = f", about {duration(status.seconds_left)} left" if status.seconds_left else ""
+    doing = position if status.phase in (None, "train") else f"{status.phase}, {position}"
     if run.risk is None or (run.risk.checkpoint is None and not run.risk.steps):
-        return f"{how.name} is running: {doing}{left}."
+        return f"{status.name} is running: {doing}{remaining}."
     saved = f"step {run.risk.checkpoint}" if run.risk.checkpoint else "the start"
-    return f"{how.name} is running: {doing}{left}. If it were killed now, it would continue from {saved}."
+    return f"{status.name} is running: {doing}{remaining}. If it were killed now, it would continue from {saved}."
 
 
-def _restarting(run: Survey, how: RunStatus, position: str) -> str:
-    saved = f" from step {how.checkpoint}" if how.checkpoint else ""
-    return f"{how.name} starts again{saved}{_because(how.cause)}{_and(how.why)}{_and(how.waits)}."
+def _restarting(run: Survey, status: RunStatus, position: str) -> str:
+    saved = f" from step {status.checkpoint}" if status.checkpoint else ""
+    return f"{status.name} starts again{saved}{_because(status.cause)}{_and(status.why)}{_and(status.waits)}."
 
 
-def _stopped(run: Survey, how: RunStatus, position: str) -> str:
-    return f"{how.name} is {how.state.value} at {position}{_because(how.cause)}. {_resume(how)} continues it."
-
-
-def _failed(run: Survey, how: RunStatus, position: str) -> str:
-    fix = f"Correct its cause; {_resume(how)} then continues it" + (
-        f" from step {how.checkpoint}." if how.checkpoint else "."
+def _stopped(run: Survey, status: RunStatus, position: str) -> str:
+    return (
+        f"{status.name} is {status.state.value} at {position}{_because(status.cause)}. {_resume(status)} continues it."
     )
-    return f"{how.name} has failed at {position}{_because(how.cause)}{_and(how.why)}. {fix}"
 
 
-def _finished(run: Survey, how: RunStatus, position: str) -> str:
-    made = f" The model is in {how.exported}." if how.exported else ""
+def _failed(run: Survey, status: RunStatus, position: str) -> str:
+    fix = f"Correct its cause; {_resume(status)} then continues it" + (
+        f" from step {status.checkpoint}." if status.checkpoint else "."
+    )
+    return f"{status.name} has failed at {position}{_because(status.cause)}{_and(status.why)}. {fix}"
+
+
+def _finished(run: Survey, status: RunStatus, position: str) -> str:
+    model_text = f" The model is in {status.exported}." if status.exported else ""
     # A program may log no steps, and records may be lost.
-    return f"{how.name} has finished{f' at {position}' if how.step else ''}.{made}"
+    return f"{status.name} has finished{f' at {position}' if status.step else ''}.{model_text}"
 
 
-def _lost(run: Survey, how: RunStatus, position: str) -> str:
-    if not how.attempts:
-        return f"{how.name} has no record of a start."
-    return f"The launcher of {how.name} is gone, at {position}. {_resume(how)} continues it."
+def _lost(run: Survey, status: RunStatus, position: str) -> str:
+    if not status.attempts:
+        return f"{status.name} has no record of a start."
+    return f"The launcher of {status.name} is gone, at {position}. {_resume(status)} continues it."
 
 
-def _resume(how: RunStatus) -> str:
-    return f"`ortflow resume {how.name}`"
+def _resume(status: RunStatus) -> str:
+    return f"`ortflow resume {status.name}`"
 
 
 def _because(reason: str | None) -> str:

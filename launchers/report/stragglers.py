@@ -50,14 +50,14 @@ class Straggler:
 
     def sentence(self) -> str:
         """What is slow, for people."""
-        what = {
+        descriptions = {
             "data": "it waits for its samples",
             "compute": "it computes longer",
             "between steps": "it is held up between its steps",
         }
         return (
             f"Rank {self.rank} is slower than its peers, which wait for it {1000 * self.seconds:.1f} ms a step "
-            f"({100 * self.share:.0f}%): {what[self.cause]}."
+            f"({100 * self.share:.0f}%): {descriptions[self.cause]}."
         )
 
 
@@ -81,15 +81,15 @@ def straggler(times: Sequence[StepTimes]) -> Straggler | None:
     """The rank that its peers wait for; None if there is none, or too few ranks were measured."""
     if len(times) < 2:
         return None
-    slowest = min(times, key=lambda one: one.comm)
-    peers = [one for one in times if one is not slowest]
-    excess = median(one.comm for one in peers) - slowest.comm
-    step = median(one.step for one in times)
+    slowest = min(times, key=lambda rank_times: rank_times.comm)
+    peers = [rank_times for rank_times in times if rank_times is not slowest]
+    excess = median(rank_times.comm for rank_times in peers) - slowest.comm
+    step = median(rank_times.step for rank_times in times)
     if step <= 0 or excess / step < SHARE:
         return None
     differences = {
-        "data": slowest.data - median(one.data for one in peers),
-        "compute": slowest.compute - median(one.compute for one in peers),
+        "data": slowest.data - median(rank_times.data for rank_times in peers),
+        "compute": slowest.compute - median(rank_times.compute for rank_times in peers),
     }
     cause = max(differences, key=lambda name: differences[name])
     if differences[cause] < excess / 2:

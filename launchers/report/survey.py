@@ -76,13 +76,13 @@ class Survey:
             "evaluation": self.status.evaluation,
             **self.account.to_json(),
             "restarts": [restart.to_json() for restart in self.restarts],
-            "preflight": next((one for one in reversed(self.events) if one["event"] == "preflight"), None),
+            "preflight": next((event for event in reversed(self.events) if event["event"] == "preflight"), None),
             "excluded_nodes": self.status.excluded_nodes,
             "at_risk": None if self.risk is None else vars(self.risk),
             "straggler": None if self.straggler is None else self.straggler.to_json(),
             "profile": None if self.profile is None else self.profile.to_json(),
             "memory": self.ranks.memory(),
-            "ranks": [{**vars(one), "compute": one.compute} for one in self.times],
+            "ranks": [{**vars(rank_times), "compute": rank_times.compute} for rank_times in self.times],
             "data_wait": {
                 "slowest_rank": self.waits.slowest, "share": self.waits.share, "steps_compared": self.waits.steps
             },
@@ -117,30 +117,30 @@ def survey(run: RunDir, now: float, *, status: RunStatus | None = None, all_rank
     now = max(now - clock.ahead, newest) if clock.ahead else now
     steps = sum(event["event"] == "step" for event in events)
     attempts = sorted({int(record["attempt"]) for record in records if record.get("event") == "start"})
-    sizes = [int(one["world_size"]) for one in (*records, *events) if "world_size" in one]
+    sizes = [int(record["world_size"]) for record in (*records, *events) if "world_size" in record]
     world = min(max(sizes, default=1), MOST_RANKS) if all_ranks else 1
     ranks = read_ranks(run, world, attempts, max((e["step"] for e in events if e["event"] == "step"), default=0))
     waits = waits_of(ranks, steps)
-    found = account(records, events, now=now, alive=alive, waits=_by_attempt(waits, events, steps))
-    found.notes = [*notes, *found.notes]
+    run_account = account(records, events, now=now, alive=alive, waits=_by_attempt(waits, events, steps))
+    run_account.notes = [*notes, *run_account.notes]
     if records and ranks.missing:
-        found.notes.append(_missing(ranks.missing))
+        run_account.notes.append(_missing(ranks.missing))
     if ranks.sampled and waits.steps:
-        found.notes.append(f"waits for data are estimated from {waits.steps} of {steps} steps of each rank")
+        run_account.notes.append(f"waits for data are estimated from {waits.steps} of {steps} steps of each rank")
     limits = budget(run)
-    each = (step_times(one.rank, one.seconds, one.comm, one.waits) for one in ranks.records)
-    times = [one for one in each if one is not None]
+    all_times = (step_times(record.rank, record.seconds, record.comm, record.waits) for record in ranks.records)
+    times = [rank_times for rank_times in all_times if rank_times is not None]
     profile = None
     if all_ranks:
         try:
             profile = read(run.root)
         except OSError as error:
-            found.notes.append(f"{error.filename}: {error.strerror}")
+            run_account.notes.append(f"{error.filename}: {error.strerror}")
     return Survey(
         status=status,
-        account=found,
-        restarts=restarts(found, records, events, ranks.host, limits),
-        risk=at_risk(events, found, now) if status.state.active else None,
+        account=run_account,
+        restarts=restarts(run_account, records, events, ranks.host, limits),
+        risk=at_risk(events, run_account, now) if status.state.active else None,
         ranks=ranks,
         waits=waits,
         times=times,
@@ -168,18 +168,18 @@ def _by_attempt(waits: Waits, events: Sequence[Mapping[str, Any]], steps: int) -
     return {attempt: waits.excess * count // steps for attempt, count in counts.items()}
 
 
-def at_risk(events: Sequence[Mapping[str, Any]], found: Account, now: float) -> Risk:
+def at_risk(events: Sequence[Mapping[str, Any]], run_account: Account, now: float) -> Risk:
     """The steps after the newest checkpoint. Pure."""
     saved = newest_checkpoint(events)
     if saved is None:
         return Risk()
     steps = [event for event in events if event["event"] == "step" and event["step"] > saved]
     seconds = sum(event.get("seconds") or 0.0 for event in steps)
-    made = [event for event in events if event["event"] == "checkpoint" and event["step"] == saved]
+    saves = [event for event in events if event["event"] == "checkpoint" and event["step"] == saved]
     age = None
-    if made and "time" in made[-1]:
-        line = found.lines.get(int(made[-1].get("attempt", 0)))
-        age = max(0.0, now - made[-1]["time"] - (line.shift / MICRO if line else 0.0))
+    if saves and "time" in saves[-1]:
+        line = run_account.lines.get(int(saves[-1].get("attempt", 0)))
+        age = max(0.0, now - saves[-1]["time"] - (line.shift / MICRO if line else 0.0))
     return Risk(len(steps), seconds, saved or None, age)
 
 
@@ -207,6 +207,6 @@ def _owner(run: RunDir) -> str | None:
         return None
 
 
-def productive(found: Survey) -> float:
+def productive(run_survey: Survey) -> float:
     """Seconds of productive steps."""
-    return found.account.totals[Cause.STEP] / MICRO
+    return run_survey.account.totals[Cause.STEP] / MICRO

@@ -104,18 +104,18 @@ def coarse(segments: Sequence[Segment], pieces: int = 1500) -> list[Segment]:
     if not segments:
         return []
     least = (segments[-1].end - segments[0].start) // pieces
-    found: list[Segment] = []
+    pieces_found: list[Segment] = []
     gathered: list[Segment] = []
     for segment in segments:
         if gathered and segment.start > gathered[-1].end:
-            found += _joined(gathered)
+            pieces_found += _joined(gathered)
             gathered = []
         gathered.append(segment)
         if segment.end - gathered[0].start >= least:
-            found += _joined(gathered)
+            pieces_found += _joined(gathered)
             gathered = []
     merged: list[Segment] = []
-    for segment in [*found, *_joined(gathered)]:
+    for segment in [*pieces_found, *_joined(gathered)]:
         if merged and merged[-1].cause is segment.cause and merged[-1].end == segment.start:
             merged[-1] = Segment(merged[-1].start, segment.end, segment.cause)
         else:

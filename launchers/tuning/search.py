@@ -82,11 +82,11 @@ class Search:
             self._reported[trial.number] = trial.step
         attempts = run.read_attempts()
         # The search was killed before it submitted this run: the one in its place is of something else.
-        new = new or any(float(each.get("time", 0)) < self._record.recorded_at(trial.number) for each in attempts[:1])
+        new = new or any(float(entry.get("time", 0)) < self._record.recorded_at(trial.number) for entry in attempts[:1])
         if not new and attempts:
-            how = self._launcher.status(run)
-            if how.state.active or how.state in (State.FINISHED, State.FAILED):
-                self._report(f"{name} is {how.state.value}, and is followed")
+            run_status = self._launcher.status(run)
+            if run_status.state.active or run_status.state in (State.FINISHED, State.FAILED):
+                self._report(f"{name} is {run_status.state.value}, and is followed")
                 self._running[trial.number] = run
                 return
         try:

@@ -45,14 +45,14 @@ def applied(text: str, runs: Path, step: int | None) -> Path | RunDir:
     from ortflow.launchers.interpreter import check, examine
 
     model = Path(text)
-    found = model if model.suffix == ".onnx" else find_run(text, runs)
-    if found is model:
+    run = model if model.suffix == ".onnx" else find_run(text, runs)
+    if run is model:
         if not model.is_file():
             raise UserError(f"there is no file {model}", fix="give an ONNX model or a run")
         if step is not None:
             raise UserError("--step is for runs", fix="leave it out")
     check(examine(sys.executable))
-    return found
+    return run
 
 
 def asked_of(data: Path, columns: list[str], micro_batch: int | None) -> Asked:

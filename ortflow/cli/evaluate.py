@@ -39,31 +39,33 @@ def evaluate(
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Print the loss and the metrics of a run or a model on a set."""
-    found = applied(model, runs, step)
-    asked = asked_of(data, column, micro_batch)
+    subject = applied(model, runs, step)
+    request = asked_of(data, column, micro_batch)
 
     from ortflow.workflow.inference.evaluate import evaluate_model, evaluate_run
     from ortflow.workflow.inference.models import Objective
     from ortflow.workflow.spec.locations import title_of
 
-    if isinstance(found, Path):
+    if isinstance(subject, Path):
         if loss is None:
             raise UserError("an ONNX model needs --loss", fix="give its kind, such as cross_entropy, mse or l1")
-        given = {"kind": loss, "output": output, "label": label}
-        section = {key: value for key, value in given.items() if value is not None}
-        done = evaluate_model(found.absolute(), Objective(section, metric), asked, ranks)
+        options = {"kind": loss, "output": output, "label": label}
+        section = {key: value for key, value in options.items() if value is not None}
+        done = evaluate_model(subject.absolute(), Objective(section, metric), request, ranks)
     else:
         if metric or any(option is not None for option in (loss, label, output)):
-            what = "--loss, --label, --output and --metric are for ONNX models"
-            raise UserError(what, fix="a run has them in its run file")
-        done = evaluate_run(found, step, asked, ranks)
+            problem = "--loss, --label, --output and --metric are for ONNX models"
+            raise UserError(problem, fix="a run has them in its run file")
+        done = evaluate_run(subject, step, request, ranks)
     if json:
         values = {name: value if math.isfinite(value) else None for name, value in done.metrics.items()}
         skipped = {"skipped": done.skipped} if done.skipped else {}
         print_json({"step": done.step, "samples": done.samples, **skipped, **values, **done.tables})
         return
-    where = "" if done.step is None else f" at step {done.step}"
-    typer.echo(f"{done.samples:,} samples of {title_of(data)}{where}{', averaged weights' if done.averaged else ''}")
+    step_text = "" if done.step is None else f" at step {done.step}"
+    typer.echo(
+        f"{done.samples:,} samples of {title_of(data)}{step_text}{', averaged weights' if done.averaged else ''}"
+    )
     if done.skipped:
         rows = "1 bad row was" if done.skipped == 1 else f"{done.skipped:,} bad rows were"
         typer.echo(f"{rows} skipped: {done.bad_rows[0]}")

@@ -41,12 +41,12 @@ def find_lr(
     from ortflow.workflow.spec.run import trainer_run
 
     spec = trainer_run(resolve_paths(load_run_file(run_file, overrides or (), files=True), run_file), "ortflow find-lr")
-    found = range_test(spec, low, high, steps)
-    best = suggestion(found)
+    points = range_test(spec, low, high, steps)
+    best = suggestion(points)
     if json:
-        print_json({"suggestion": best, "points": [vars(point) for point in found]})
+        print_json({"suggestion": best, "points": [vars(point) for point in points]})
         return
     typer.echo(f"{'lr':>10}  {'loss':>10}  smoothed")
-    for point in found[:: max(1, len(found) // SHOWN)]:
+    for point in points[:: max(1, len(points) // SHOWN)]:
         typer.echo(f"{point.lr:10.2e}  {point.loss:10.4g}  {point.smoothed:.4g}")
     typer.echo(f"steepest fall at {best:.1e}: train.optimizer.lr={best:.1e}")

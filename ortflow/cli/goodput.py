@@ -63,17 +63,17 @@ def goodput(
 HEAD = ("WALL", "GOODPUT", "LARGEST LOSSES")
 
 
-def runs_of(where: str | None, runs: Path) -> list[RunDir]:
+def runs_of(run_or_root: str | None, runs: Path) -> list[RunDir]:
     """The run, or the runs of the folder, that the command line names; raises UserError if there is neither."""
     from ortflow.workflow.rundir import RunDir
 
-    if where is None:
+    if run_or_root is None:
         return runs_in(runs)
-    folder = Path(os.path.abspath(where))
+    folder = Path(os.path.abspath(run_or_root))
     # A folder of runs may have a separate run file, which is not that of a run.
-    if folder.is_dir() and not RunDir(folder).is_ours and not is_run(RunDir(runs / where)):
+    if folder.is_dir() and not RunDir(folder).is_ours and not is_run(RunDir(runs / run_or_root)):
         return runs_in(folder)
-    return [find_run(where, runs)]
+    return [find_run(run_or_root, runs)]
 
 
 def surveys(runs: Sequence[RunDir], now: float) -> tuple[list[Survey], list[str]]:

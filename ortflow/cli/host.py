@@ -77,21 +77,23 @@ def reachable(verb: Callable[..., None]) -> Callable[..., None]:
     """The command with the option --host; without --host, the command itself runs."""
 
     def carried_out(
-        ctx: typer.Context, host: str | None, host_dir: str | None, host_python: str | None, **given: Any
+        ctx: typer.Context, host: str | None, host_dir: str | None, host_python: str | None, **arguments: Any
     ) -> None:
         if not host:
-            verb(**given)
+            verb(**arguments)
             return
         raise typer.Exit(carry_out(ctx, host, host_dir, host_python))
 
     hints = get_type_hints(verb, include_extras=True)
-    own = [one.replace(annotation=hints[one.name]) for one in inspect.signature(verb).parameters.values()]
+    own_parameters = [
+        parameter.replace(annotation=hints[parameter.name]) for parameter in inspect.signature(verb).parameters.values()
+    ]
     kind = inspect.Parameter.KEYWORD_ONLY
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in OURS.items()]
-    parameters = [context, *(one.replace(kind=kind) for one in own), *added]
+    parameters = [context, *(parameter.replace(kind=kind) for parameter in own_parameters), *added]
     carried_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    carried_out.__annotations__ = {one.name: one.annotation for one in parameters}
+    carried_out.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     carried_out.__name__, carried_out.__doc__ = verb.__name__, verb.__doc__
     return carried_out
 

@@ -56,8 +56,8 @@ def init(
         _init_model(program, data, output, Typed.here(ranks, nodes, gpus, name, start_by))
         return
     if not program.is_file() or not is_program(program):
-        what = "is not a Python file or an executable" if program.exists() else "does not exist"
-        raise UserError(f"{program} {what}", fix="give the path of a training program")
+        problem = "is not a Python file or an executable" if program.exists() else "does not exist"
+        raise UserError(f"{program} {problem}", fix="give the path of a training program")
     file = output or program.with_suffix(".yaml")
     _write(file, run_file_of(program, file, Typed.here(ranks, nodes, gpus, name, start_by)))
 
@@ -96,7 +96,7 @@ def run_file_of(program: Path, file: Path, typed: Typed) -> str:
     path = os.path.relpath(program, file.absolute().parent)
     section: dict[str, Any] = values["program"]
     resources = values["resources"]
-    what = f"script: {_text(path)}" if is_python(program) else f"command: {_text([f'./{path}'])}"
+    start_line = f"script: {_text(path)}" if is_python(program) else f"command: {_text([f'./{path}'])}"
     start = typed.start or "direct"
     return f"""\
 # The run of {program.name}: `ortflow run {file.name}` here, `ortflow submit -b slurm {file.name}` on a cluster.
@@ -104,7 +104,7 @@ def run_file_of(program: Path, file: Path, typed: Typed) -> str:
 name: {values["name"]}
 
 program:
-  {what}
+  {start_line}
   args: {_text(section["args"])}
   # Values for {{NAME}} in args, for sweeps: `--set program.parameters.lr=1e-3,1e-4`.
   # parameters: {{lr: 1e-3}}
@@ -142,7 +142,7 @@ def _text(value: Any) -> str:
     from ortflow.workflow.spec.file.scalars import scalar
 
     if isinstance(value, list):
-        return f"[{', '.join(_text(one) for one in value)}]"
+        return f"[{', '.join(_text(element) for element in value)}]"
     if not isinstance(scalar(value), str):
         return json.dumps(value)  # 1e-3 is text here
     return yaml.safe_dump(value, width=10**6).removesuffix("\n").removesuffix("\n...")

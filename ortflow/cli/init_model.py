@@ -30,15 +30,15 @@ def run_file_of_model(model: Path, data: Path, file: Path) -> str:
 
     report = findings(model)
     inputs, outputs = ([_array(value) for value in values] for values in (report.inputs, report.outputs))
-    dataset, made = guess_for(data, inputs, outputs)
+    dataset, guess = guess_for(data, inputs, outputs)
     sizes = [value.shape[0] for value in report.inputs if value.shape]
     fixed = next((size for size in sizes if isinstance(size, int)), None)
     trial = micro_batch(len(dataset), fixed, 0, 0.0, 1)
-    parts = _memory(_text(made, report, model, data, file, trial), file)
+    parts = _memory(_text(guess, report, model, data, file, trial), file)
     rest = sum(parts.values()) - parts.get("activations", 0) - parts.get("batch", 0)
     varying = (parts.get("activations", 0) + parts.get("batch", 0)) / trial
     size = micro_batch(len(dataset), fixed, rest, varying, available())
-    return _text(made, report, model, data, file, size)
+    return _text(guess, report, model, data, file, size)
 
 
 def _array(value: Any) -> Any:
@@ -58,27 +58,27 @@ def _memory(text: str, file: Path) -> dict[str, int]:
     return dict(forecast(trainer_run(resolve_paths(load_run_text(text, file.name), file), "ortflow init")).parts)
 
 
-def _text(made: Guess, report: Any, model: Path, data: Path, file: Path, size: int) -> str:
+def _text(guess: Guess, report: Any, model: Path, data: Path, file: Path, size: int) -> str:
     folder = file.absolute().parent
-    lines = "\n".join(f"    {_yaml(key)}: {_yaml(value)}" for key, value in made.loss.items())
-    mapped = "".join(f"      {_yaml(name)}: {_value(column)}\n" for name, column in made.columns.items())
+    lines = "\n".join(f"    {_yaml(key)}: {_yaml(value)}" for key, value in guess.loss.items())
+    mapped = "".join(f"      {_yaml(name)}: {_value(column)}\n" for name, column in guess.columns.items())
     columns = f"    columns:                   # input: column\n{mapped}" if mapped else ""
-    preparation = dict(made.preparation)
+    preparation = dict(guess.preparation)
     if "text" in preparation:
         tokenizer = os.path.relpath(preparation["text"]["tokenizer"], folder)
         preparation["text"] = {**preparation["text"], "tokenizer": tokenizer}
     columns += "".join(f"    {key}: {_value(value)}\n" for key, value in preparation.items() if key != "fields")
-    if rules := made.preparation.get("fields"):
+    if rules := guess.preparation.get("fields"):
         columns += "    fields:\n" + "".join(f"      - {_value(rule)}\n" for rule in rules)
-    unused = f"    # Columns that fill no input: {', '.join(made.unused)}\n" if made.unused else ""
+    unused = f"    # Columns that fill no input: {', '.join(guess.unused)}\n" if guess.unused else ""
     signs = report.export_warnings
     accepted = (
         f"  # {signs[0]}: better export it again with ortflow.export_for_training.\n  accept_inference_export: true\n"
         if signs
         else ""
     )
-    labels = f"  labels: {_yaml(list(made.labels))}\n" if made.labels else ""
-    metrics = f"  metrics: {_yaml(list(made.metrics))}\n" if made.metrics else ""
+    labels = f"  labels: {_yaml(list(guess.labels))}\n" if guess.labels else ""
+    metrics = f"  metrics: {_yaml(list(guess.metrics))}\n" if guess.metrics else ""
     return f"""\
 # Trains {model.name}: `ortflow run {file.name}` here, `ortflow submit -b slurm {file.name}` on a cluster.
 # The values are guesses from the model and the set; docs/run-file.md lists every key.
@@ -86,7 +86,7 @@ name: {_yaml(_name(model))}
 
 model:
   path: {_yaml(os.path.relpath(model, folder))}
-{accepted}{labels}  loss:                        # {made.reasons.get("loss", "")}
+{accepted}{labels}  loss:                        # {guess.reasons.get("loss", "")}
 {lines}
 {metrics}  # start_from: weights.safetensors   # docs/weights.md
 
@@ -95,7 +95,7 @@ data:
     path: {_yaml(url_of(str(data)) or os.path.relpath(data, folder))}
 {columns}{unused}  # eval: {{fraction: 0.1}}      # a share of the samples, or the path of others, for train.evaluation
   micro_batch: {size:<16}# samples that are computed at once; fits in half of this machine's free memory
-  last_batch: {"pad" if _is_fixed(report) and made.loss["kind"] != "output" else "drop"}
+  last_batch: {"pad" if _is_fixed(report) and guess.loss["kind"] != "output" else "drop"}
 
 train:
   epochs: 3
@@ -120,8 +120,8 @@ def _is_fixed(report: Any) -> bool:
 
 
 def _name(model: Path) -> str:
-    kept = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in model.stem.lower())
-    return kept.strip("-") or "model"
+    letters = "".join(letter if letter.isalnum() and letter.isascii() else "-" for letter in model.stem.lower())
+    return letters.strip("-") or "model"
 
 
 def _yaml(value: Any) -> str:
@@ -143,6 +143,6 @@ def _value(value: Any) -> str:
 
 def refuse_options(typed: Any) -> None:
     """Raise UserError for options of programs."""
-    given = [f"--{name}" for name, value in vars(typed).items() if value is not None and name != "arguments"]
-    if given:
-        raise UserError(f"{given[0]} is for programs", fix="change the run file instead")
+    options = [f"--{name}" for name, value in vars(typed).items() if value is not None and name != "arguments"]
+    if options:
+        raise UserError(f"{options[0]} is for programs", fix="change the run file instead")

@@ -49,22 +49,22 @@ def report(
         raise UserError("name a run, or a sweep with --sweep", fix="for example `ortflow report NAME`")
     if sweep is not None and compare:
         raise UserError("--compare draws further runs beside one run", fix="leave it out: --sweep draws all its runs")
-    where = port if serve else None
+    server_port = port if serve else None
     if sweep is not None:
         _report(
             lambda refresh: sweep_html(sweep, runs),
             (lambda: _sweep_numbers(sweep, runs)) if as_json else None,
-            where,
+            server_port,
             output or Path(f"{Path(sweep).name}.html"),
         )
         return
-    found = find_run(run or "", runs)
-    others = [find_run(name, runs) for name in compare or ()]
-    path = output or Path(f"{found.root.name}.html")
+    run_dir = find_run(run or "", runs)
+    compared_runs = [find_run(name, runs) for name in compare or ()]
+    path = output or Path(f"{run_dir.root.name}.html")
     _report(
-        lambda refresh: html(found, others, refresh=refresh),
-        (lambda: _numbers(found, others)) if as_json else None,
-        where,
+        lambda refresh: html(run_dir, compared_runs, refresh=refresh),
+        (lambda: _numbers(run_dir, compared_runs)) if as_json else None,
+        server_port,
         path,
     )
 
@@ -93,13 +93,15 @@ def sweep_html(name: str, runs: Path) -> str:
     from ortflow.launchers.report.survey import survey
 
     now = time.time()
-    reported = _results(name, runs)
+    sweep_results = _results(name, runs)
     surveys = [
         survey(member.run, now, status=status, all_ranks=False)
-        for member, status in zip(reported.sweep.members, reported.found, strict=True)
+        for member, status in zip(sweep_results.sweep.members, sweep_results.found, strict=True)
     ]
-    values = [member.values for member in reported.sweep.members]
-    return sweep_page(reported.sweep.name, reported.rows(), surveys, values, reported.metric, reported.best, now)
+    values = [member.values for member in sweep_results.sweep.members]
+    return sweep_page(
+        sweep_results.sweep.name, sweep_results.rows(), surveys, values, sweep_results.metric, sweep_results.best, now
+    )
 
 
 def _results(name: str, runs: Path) -> Results:
@@ -107,15 +109,15 @@ def _results(name: str, runs: Path) -> Results:
     from ortflow.cli.sweep_table import results
     from ortflow.launchers.base import statuses
 
-    found = find_sweep(name, runs)
-    return results(found, statuses(found.runs), None)
+    sweep = find_sweep(name, runs)
+    return results(sweep, statuses(sweep.runs), None)
 
 
 def _sweep_numbers(name: str, runs: Path) -> Any:
     return _results(name, runs).to_json()
 
 
-def html(run: RunDir, others: list[RunDir], *, refresh: int | None = None) -> str:
+def html(run: RunDir, compared_runs: list[RunDir], *, refresh: int | None = None) -> str:
     """The page of a run now."""
     from ortflow.cli.status import describe
     from ortflow.launchers.report.compare import comparison
@@ -123,17 +125,17 @@ def html(run: RunDir, others: list[RunDir], *, refresh: int | None = None) -> st
     from ortflow.launchers.report.profile_section import memory_section, profile_section
 
     now = time.time()
-    found = read(run, now)
-    further = [read(one, now, all_ranks=False) for one in others]
+    run_survey = read(run, now)
+    compared_surveys = [read(compared_run, now, all_ranks=False) for compared_run in compared_runs]
     contents = Contents(
-        rows=describe(found.status, now),
+        rows=describe(run_survey.status, now),
         run_file=_run_file(run),
-        others=further,
-        sections=[comparison([found, *further])] if further else [],
-        last=[profile_section(found.profile), memory_section(found.ranks)],
-        refresh=refresh if found.status.state.active else None,
+        others=compared_surveys,
+        sections=[comparison([run_survey, *compared_surveys])] if compared_surveys else [],
+        last=[profile_section(run_survey.profile), memory_section(run_survey.ranks)],
+        refresh=refresh if run_survey.status.state.active else None,
     )
-    return page(found, contents, now)
+    return page(run_survey, contents, now)
 
 
 def read(run: RunDir, now: float, *, all_ranks: bool = True) -> Survey:
@@ -144,24 +146,26 @@ def read(run: RunDir, now: float, *, all_ranks: bool = True) -> Survey:
     return survey(run, now, status=launcher_of(run).status(run), all_ranks=all_ranks)
 
 
-def _numbers(run: RunDir, others: list[RunDir]) -> Any:
+def _numbers(run: RunDir, compared_runs: list[RunDir]) -> Any:
     from ortflow.launchers.report.curves import evaluation_curves, reduced
     from ortflow.launchers.report.page import curves_of
     from ortflow.launchers.report.state import sentence
 
     now = time.time()
     rows = []
-    for one in (run, *others):
-        found = read(one, now)
+    for run_dir in (run, *compared_runs):
+        run_survey = read(run_dir, now)
         rows.append(
             {
-                "sentence": sentence(found),
-                **found.to_json(),
-                "curves": {name: reduced(points, 250) for name, points in curves_of(found).items()},
-                "evaluations": {name: reduced(points, 250) for name, points in evaluation_curves(found.events).items()},
+                "sentence": sentence(run_survey),
+                **run_survey.to_json(),
+                "curves": {name: reduced(points, 250) for name, points in curves_of(run_survey).items()},
+                "evaluations": {
+                    name: reduced(points, 250) for name, points in evaluation_curves(run_survey.events).items()
+                },
             }
         )
-    return rows if others else rows[0]
+    return rows if compared_runs else rows[0]
 
 
 def _run_file(run: RunDir) -> str:

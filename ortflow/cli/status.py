@@ -35,17 +35,19 @@ def status(
     from ortflow.launchers.base import launcher_of
 
     if run is None:
-        known = runs_in(runs)
-        if not known:
+        all_runs = runs_in(runs)
+        if not all_runs:
             raise UserError(f"there is no run in {runs}", fix="give its directory, or --runs-dir")
-        found = max(known, key=lambda one: one.attempts.stat().st_mtime if one.attempts.exists() else 0.0)
+        newest = max(
+            all_runs, key=lambda candidate: candidate.attempts.stat().st_mtime if candidate.attempts.exists() else 0.0
+        )
     else:
-        found = find_run(run, runs, adopts=True)
-    how = launcher_of(found).status(found)
+        newest = find_run(run, runs, adopts=True)
+    run_status = launcher_of(newest).status(newest)
     if as_json:
-        print_json(how.to_json())
+        print_json(run_status.to_json())
         return
-    for key, value in describe(how, time.time()):
+    for key, value in describe(run_status, time.time()):
         typer.echo(f"{key:<12}{value}")
 
 
@@ -84,16 +86,18 @@ def list_runs(
     launcher = find_launcher(only) if only is not None else None
     if everywhere and not isinstance(launcher, Listing):
         raise UserError("--all-namespaces needs a cluster that has namespaces", fix=ways_to(Listing))
-    ours = [run for run in runs_in(runs) if only is None or _is_of(run, only)]
-    found = launcher.listed(ours, everywhere=everywhere) if isinstance(launcher, Listing) else statuses(ours)
+    own_runs = [run for run in runs_in(runs) if only is None or _is_of(run, only)]
+    run_statuses = (
+        launcher.listed(own_runs, everywhere=everywhere) if isinstance(launcher, Listing) else statuses(own_runs)
+    )
     if as_json:
-        print_json([how.to_json() for how in found])
+        print_json([run_status.to_json() for run_status in run_statuses])
         return
-    if not found:
+    if not run_statuses:
         cluster = launcher.scope if isinstance(launcher, Listing) else ""
         typer.echo(f"no runs in {runs}" + ("" if everywhere else cluster))
         return
-    print_table(overview(found, time.time()), ("WAITS", "NAME"))
+    print_table(overview(run_statuses, time.time()), ("WAITS", "NAME"))
 
 
 def _is_of(run: RunDir, name: str) -> bool:
@@ -109,78 +113,84 @@ def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None
     from ortflow.cli.sweep_table import results
     from ortflow.launchers.base import statuses
 
-    found = find_sweep(name, runs)
-    reported = results(found, statuses(found.runs), by)
+    sweep_runs = find_sweep(name, runs)
+    sweep_results = results(sweep_runs, statuses(sweep_runs.runs), by)
     if as_json:
-        print_json(reported.to_json())
+        print_json(sweep_results.to_json())
         return
-    print_table(reported.rows(), ("NAME", *found.keys))
+    print_table(sweep_results.rows(), ("NAME", *sweep_runs.keys))
 
 
-def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
+def overview(run_statuses: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
     """Statuses as rows of text; an empty column is left out. Pure."""
     head = ("NAME", "STATE", "STEP", "LOSS", "UPDATED", "EVALUATION", "BEST", "RANKS", "JOB", "WAITS")
     rows = [
         (
-            Path(how.directory).name,
-            how.state.value,
-            _step(how),
-            _number(how.loss),
-            _ago(how.time, now),
-            "" if how.metric is None else f"{how.metric} {_number(how.evaluation.get(how.metric))}",
-            "" if how.best_value is None else f"{_number(how.best_value)} at {how.best_step}",
-            (how.ranks or "").partition(":")[0],
-            how.job or "",
-            (how.waits or "").partition(";")[0],
+            Path(run_status.directory).name,
+            run_status.state.value,
+            _step(run_status),
+            _number(run_status.loss),
+            _ago(run_status.time, now),
+            ""
+            if run_status.metric is None
+            else f"{run_status.metric} {_number(run_status.evaluation.get(run_status.metric))}",
+            "" if run_status.best_value is None else f"{_number(run_status.best_value)} at {run_status.best_step}",
+            (run_status.ranks or "").partition(":")[0],
+            run_status.job or "",
+            (run_status.waits or "").partition(";")[0],
         )
-        for how in found
+        for run_status in run_statuses
     ]
     columns = [place for place in range(len(head)) if place < 5 or any(row[place] for row in rows)]
     return [tuple(row[place] for place in columns) for row in (head, *rows)]
 
 
-def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
+def describe(run_status: RunStatus, now: float) -> list[tuple[str, str]]:
     """A status as rows of text; unknown values have no row. Pure."""
     from ortflow.launchers.lines import counted, duration, format_evaluation
     from ortflow.launchers.records import State
 
-    job, end, launcher = how.job, how.cause, None
-    if job is not None and how.job_restarts:
-        job += f", started again {'once' if how.job_restarts == 1 else f'{how.job_restarts} times'}"
-    if job is not None and how.nodes:
-        job += f", on {how.nodes}"
-    if end is not None and how.state in (State.FAILED, State.PREEMPTED) and how.why not in (None, "", how.cause):
+    job, end, launcher = run_status.job, run_status.cause, None
+    if job is not None and run_status.job_restarts:
+        job += f", started again {'once' if run_status.job_restarts == 1 else f'{run_status.job_restarts} times'}"
+    if job is not None and run_status.nodes:
+        job += f", on {run_status.nodes}"
+    if (
+        end is not None
+        and run_status.state in (State.FAILED, State.PREEMPTED)
+        and run_status.why not in (None, "", run_status.cause)
+    ):
         # Includes why a failed run is not restarted.
-        end += f"; {how.why}"
-    if how.pid is not None:
-        launcher = f"{how.launcher or 'local'}, process {how.pid} on {how.host}"
-    ends = f"{counted(how.failures, 'failure')}, {counted(how.preemptions, 'preemption')}"
+        end += f"; {run_status.why}"
+    if run_status.pid is not None:
+        launcher = f"{run_status.launcher or 'local'}, process {run_status.pid} on {run_status.host}"
+    ends = f"{counted(run_status.failures, 'failure')}, {counted(run_status.preemptions, 'preemption')}"
     rows = {
-        "run": how.name,
-        "directory": how.directory,
-        "state": how.state.value,
-        "next": "`ortflow resume` continues" if how.state is State.LOST and how.attempts else None,
-        "waits": how.waits,
-        "expected": None if how.starts_at is None else _moment(how.starts_at, now),
+        "run": run_status.name,
+        "directory": run_status.directory,
+        "state": run_status.state.value,
+        "next": "`ortflow resume` continues" if run_status.state is State.LOST and run_status.attempts else None,
+        "waits": run_status.waits,
+        "expected": None if run_status.starts_at is None else _moment(run_status.starts_at, now),
         "job": job,
-        "job ends": None if how.job_ends_at is None else _moment(how.job_ends_at, now),
-        "doing": how.phase,
-        "ranks": how.ranks,
-        "preflight": how.preflight,
-        "excluded": "; ".join(f"{node}: {why}" for node, why in how.excluded_nodes.items()) or None,
-        "step": _step(how),
-        "loss": None if how.loss is None else _number(how.loss),
-        "evaluation": format_evaluation(how.evaluation) or None,
-        "left": None if how.seconds_left is None else duration(how.seconds_left),
-        "memory": _memory(how.memory, now=how.state is State.RUNNING),
-        "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
-        "best": _best(how),
-        "attempts": f"{how.attempts} (counted: {ends})",
+        "job ends": None if run_status.job_ends_at is None else _moment(run_status.job_ends_at, now),
+        "doing": run_status.phase,
+        "ranks": run_status.ranks,
+        "preflight": run_status.preflight,
+        "excluded": "; ".join(f"{node}: {reason}" for node, reason in run_status.excluded_nodes.items()) or None,
+        "step": _step(run_status),
+        "loss": None if run_status.loss is None else _number(run_status.loss),
+        "evaluation": format_evaluation(run_status.evaluation) or None,
+        "left": None if run_status.seconds_left is None else duration(run_status.seconds_left),
+        "memory": _memory(run_status.memory, now=run_status.state is State.RUNNING),
+        "checkpoint": None if run_status.checkpoint is None else f"step {run_status.checkpoint}",
+        "best": _best(run_status),
+        "attempts": f"{run_status.attempts} (counted: {ends})",
         "last end": end,
-        "exported": how.exported,
+        "exported": run_status.exported,
         "launcher": launcher,
-        "updated": _ago(how.time, now),
-        "damaged": how.damaged,
+        "updated": _ago(run_status.time, now),
+        "damaged": run_status.damaged,
     }
     return [(name, value) for name, value in rows.items() if value is not None]
 
@@ -192,18 +202,22 @@ def _memory(sizes: dict[str, int] | None, *, now: bool) -> str | None:
     if sizes is None:
         return None
     parts = []
-    for what, current, most in (("", "resident", "peak"), (" of the GPU", "gpu_used", "gpu_peak")):
+    for device, current, most in (("", "resident", "peak"), (" of the GPU", "gpu_used", "gpu_peak")):
         shown = [size(sizes[current])] if now and current in sizes else []
         shown += [f"at most {size(sizes[most])}"] if most in sizes else []
-        parts += [f"{', '.join(shown)}{what}"] if shown else []
+        parts += [f"{', '.join(shown)}{device}"] if shown else []
     return f"rank 0: {'; '.join(parts)}" if parts else None
 
 
-def _best(how: RunStatus) -> str | None:
+def _best(run_status: RunStatus) -> str | None:
     """The best checkpoint and where its model is; without `checkpoint.best`, the best evaluation."""
-    best = how.best_checkpoint
+    best = run_status.best_checkpoint
     if best is None:
-        return None if how.best_value is None else f"{how.metric} {_number(how.best_value)} at step {how.best_step}"
+        return (
+            None
+            if run_status.best_value is None
+            else f"{run_status.metric} {_number(run_status.best_value)} at step {run_status.best_step}"
+        )
     exported = f", exported {best['path']}" if "path" in best else ""
     return f"step {best['step']}, {best['metric']} {_number(best['value'])}{exported}"
 
@@ -234,9 +248,9 @@ def fitted(rows: Sequence[tuple[str, ...]], width: int | None, give_way: Sequenc
             continue
         (place,) = columns[:1]
         longest = max(len(row[place]) for row in cells)
-        kept = max(NARROWEST, longest - (total - width))
+        column_width = max(NARROWEST, longest - (total - width))
         for row in cells:
-            row[place] = cut(row[place], kept)
+            row[place] = cut(row[place], column_width)
     return [tuple(row) for row in cells]
 
 
@@ -251,10 +265,10 @@ def cut(text: str, width: int | None) -> str:
     return text if width is None or len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
-def _step(how: RunStatus) -> str:
-    if how.state.value == "finished" and not how.attempts:
+def _step(run_status: RunStatus) -> str:
+    if run_status.state.value == "finished" and not run_status.attempts:
         return "-"  # its records were lost
-    return f"{how.step}/{how.total_steps}" if how.total_steps else str(how.step)
+    return f"{run_status.step}/{run_status.total_steps}" if run_status.total_steps else str(run_status.step)
 
 
 def _number(value: float | None) -> str:

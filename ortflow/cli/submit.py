@@ -119,7 +119,7 @@ def render(
     if sets or at_once is not None:
         sweeper = _of_sweeps(launcher, backend, sets)
         sweep, submissions = plan_sweep(file, overrides, sets or (), runs, sweeper, backend, files=False, typed=typed)
-        printed = [replace(each, printed=tuple(overrides or ())) for each in submissions]
+        printed = [replace(submission, printed=tuple(overrides or ())) for submission in submissions]
         typer.echo(str(sweeper.request_sweep(sweep, printed, at_once)))
         return
     elsewhere = is_elsewhere(launcher)

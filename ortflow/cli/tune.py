@@ -61,12 +61,12 @@ def tune(
     from ortflow.workflow.spec.file.paths import run_directory
     from ortflow.workflow.spec.metrics import higher_is_better
 
-    launcher, given = find_launcher(backend), tuple(overrides or ())
+    launcher, assignments = find_launcher(backend), tuple(overrides or ())
     elsewhere = is_elsewhere(launcher)
-    spec, section = _search_of(file, given, files=not elsewhere)
+    spec, section = _search_of(file, assignments, files=not elsewhere)
     if section.trials != 1:
         refuse_absolute_outputs(spec, section.space)
-    _refuse_values(file, given, section)
+    _refuse_values(file, assignments, section)
     if output is not None and not output.absolute().parent.is_dir():
         raise UserError(f"there is no folder {output.absolute().parent}", where="--output", fix="create it first")
     root = run_directory(spec, Path.cwd()) if spec.run_dir else Path(os.path.abspath(runs / spec.name))
@@ -83,7 +83,7 @@ def tune(
 
         def submission(number: int, values: Mapping[str, str], new: bool) -> Submission:
             return _submission(
-                file, given, values, root, number, runs, fresh=fresh and new, elsewhere=elsewhere, new=new
+                file, assignments, values, root, number, runs, fresh=fresh and new, elsewhere=elsewhere, new=new
             )
 
         def report(message: str) -> None:
@@ -97,7 +97,7 @@ def tune(
         best = record.best
         path = None
         if best is not None:
-            path = _write_best(output or folder / BEST, file, given, best.values, elsewhere=elsewhere)
+            path = _write_best(output or folder / BEST, file, assignments, best.values, elsewhere=elsewhere)
         command = "ortflow run" if backend == HERE else f"ortflow submit --backend {backend}"
         _show(record, section, mode, root.name, path, command, json)
     finally:
@@ -106,17 +106,17 @@ def tune(
         raise OrtflowError("no trial has finished with a result")
 
 
-def _search_of(file: Path, given: Sequence[str], *, files: bool) -> tuple[TrainerRunSpec, TuneSection]:
+def _search_of(file: Path, assignments: Sequence[str], *, files: bool) -> tuple[TrainerRunSpec, TuneSection]:
     from ortflow.workflow.spec.run import trainer_run
 
-    reading = _read(file, given, files=files)
+    reading = _read(file, assignments, files=files)
     spec = trainer_run(_spec(reading), "ortflow tune")
     if spec.tune is None:
         raise UserError(
             f"{file} has no section tune", where="tune",
             fix="add it: tune: {metric: loss, trials: 20, space: {train.optimizer.lr: {log: [1e-4, 1e-1]}}}",
         )  # fmt: skip
-    for assignment in given:
+    for assignment in assignments:
         key = assignment.partition("=")[0].strip()
         for other in spec.tune.space:
             if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
@@ -124,10 +124,10 @@ def _search_of(file: Path, given: Sequence[str], *, files: bool) -> tuple[Traine
     return spec, spec.tune
 
 
-def _read(file: Path, given: Sequence[str], *, files: bool = True) -> Reading:
+def _read(file: Path, assignments: Sequence[str], *, files: bool = True) -> Reading:
     from ortflow.workflow.spec.file.load import read_run_file
 
-    return read_run_file(file, given, files=files)
+    return read_run_file(file, assignments, files=files)
 
 
 def _spec(reading: Reading) -> Any:
@@ -138,7 +138,7 @@ def _spec(reading: Reading) -> Any:
     return reading.spec
 
 
-def _refuse_values(file: Path, given: Sequence[str], section: TuneSection) -> None:
+def _refuse_values(file: Path, assignments: Sequence[str], section: TuneSection) -> None:
     """Raise Faults if a key has no value that the run file allows."""
     from ortflow.launchers.tuning.space import ends
     from ortflow.workflow.errors import Faults
@@ -146,7 +146,7 @@ def _refuse_values(file: Path, given: Sequence[str], section: TuneSection) -> No
     faults: dict[str, list[list[Any]]] = {}
     for values in ends(section):
         for key, value in values.items():
-            reading = _read(file, [*given, WITHOUT, f"{key}={value}"], files=False)
+            reading = _read(file, [*assignments, WITHOUT, f"{key}={value}"], files=False)
             faults.setdefault(key, []).append(reading.faults)
     for of_values in faults.values():
         if all(of_values):
@@ -187,7 +187,7 @@ def _settings(spec: TrainerRunSpec, section: TuneSection) -> dict[str, Any]:
 
 
 def _submission(
-    file: Path, given: Sequence[str], values: Mapping[str, str], root: Path, number: int, runs: Path,
+    file: Path, command_line: Sequence[str], values: Mapping[str, str], root: Path, number: int, runs: Path,
     *, fresh: bool, elsewhere: bool, new: bool,
 ) -> Submission:  # fmt: skip
     """The run of a trial. Raises Faults for values that the run file does not allow."""
@@ -195,17 +195,19 @@ def _submission(
     from ortflow.launchers.sweeps import member_root
 
     place = member_root(root, number)
-    own = [f"name={place.name}", WITHOUT]
+    trial_keys = [f"name={place.name}", WITHOUT]
     if place.parent != Path(os.path.abspath(runs)):
-        own.append(f"run_dir={json.dumps(str(place))}")
-    assignments = [*given, *(f"{key}={value}" for key, value in values.items()), *own]
+        trial_keys.append(f"run_dir={json.dumps(str(place))}")
+    assignments = [*command_line, *(f"{key}={value}" for key, value in values.items()), *trial_keys]
     submission = submission_of(file, assignments, runs, fresh=fresh, elsewhere=elsewhere)
     if new and not fresh and submission.run.read_attempts():
         raise UserError(f"{place} holds a run of something else", fix="--fresh renames it")
     return submission
 
 
-def _write_best(path: Path, file: Path, given: Sequence[str], values: Mapping[str, str], *, elsewhere: bool) -> Path:
+def _write_best(
+    path: Path, file: Path, assignments: Sequence[str], values: Mapping[str, str], *, elsewhere: bool
+) -> Path:
     """Write the run file with the best values, and with absolute paths of what it reads.
 
     `elsewhere`: paths are of the pods' volume and stay as written, and what a submission carries is copied beside it.
@@ -214,12 +216,12 @@ def _write_best(path: Path, file: Path, given: Sequence[str], values: Mapping[st
     from ortflow.workflow.spec.file.dump import dump_values
     from ortflow.workflow.spec.file.paths import OUTPUTS, resolve_paths
 
-    written = _spec(_read(file, [*given, WITHOUT, *(f"{k}={v}" for k, v in values.items())], files=False))
+    best_spec = _spec(_read(file, [*assignments, WITHOUT, *(f"{k}={v}" for k, v in values.items())], files=False))
     if elsewhere:
-        _copy_carried(written, file.absolute().parent, path.absolute().parent)
-        write_atomically(path, dump_values(written.model_dump(exclude={"tune"})).encode())
+        _copy_carried(best_spec, file.absolute().parent, path.absolute().parent)
+        write_atomically(path, dump_values(best_spec.model_dump(exclude={"tune"})).encode())
         return path
-    as_written, resolved = written.model_dump(), resolve_paths(written, file).model_dump()
+    as_written, resolved = best_spec.model_dump(), resolve_paths(best_spec, file).model_dump()
     for section, key in OUTPUTS:
         resolved[section][key] = as_written[section][key]
     resolved["run_dir"] = as_written["run_dir"]

@@ -33,14 +33,14 @@ def split(objects: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 def check(objects: dict[str, Any], level_one: str) -> None:
     """Raise ProgramError for an engine or a part of one that `start` cannot save; `level_one` says what to do."""
-    engines, others = split(objects)
+    engines, other_objects = split(objects)
     for name, engine in engines.items():
         if _is_of_deepspeed(engine, "PipelineEngine"):
             raise ProgramError(
                 f"start({name}=…): a pipeline of DeepSpeed takes micro-batches by itself, not by run.steps; {level_one}"
             )
     parts = {id(part) for engine in engines.values() for part in _parts(engine)}
-    for name, value in others.items():
+    for name, value in other_objects.items():
         if id(value) in parts or _is_divided(value):
             raise ProgramError(
                 f"start({name}=…): {type(value).__name__} is a part of a DeepSpeed engine, which saves it: register "
@@ -59,7 +59,7 @@ def _is_divided(value: Any) -> bool:
     if kind.__module__.partition(".")[0] == "deepspeed" and hasattr(value, "param_groups"):
         return True
     parameters = getattr(value, "parameters", None)
-    return callable(parameters) and any(hasattr(one, "ds_tensor") for one in parameters())
+    return callable(parameters) and any(hasattr(parameter, "ds_tensor") for parameter in parameters())
 
 
 def is_between_updates(engine: Any) -> bool:
@@ -74,7 +74,7 @@ def identity(engine: Any) -> dict[str, Any]:
 
 def _count(engine: Any) -> int:
     """Numbers in the whole model; `ds_numel` where this rank has a part of a parameter."""
-    return sum(getattr(one, "ds_numel", one.numel()) for one in engine.module.parameters())
+    return sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in engine.module.parameters())
 
 
 def save(folder: Path, name: str, engine: Any) -> None:

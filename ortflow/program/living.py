@@ -69,10 +69,10 @@ def generator_state(value: Any) -> Any:
 def _is_of_process(generator: Any) -> bool:
     """Whether a generator is the one that a library's functions use."""
     torch, numpy = digests.torch_module(), digests.numpy_module()
-    own = [getattr(random, "_inst", None)]
-    own += [torch.default_generator] if torch is not None else []
-    own += [getattr(numpy.random.mtrand, "_rand", None)] if numpy is not None else []
-    return any(generator is one for one in own)
+    shared_generators = [getattr(random, "_inst", None)]
+    shared_generators += [torch.default_generator] if torch is not None else []
+    shared_generators += [getattr(numpy.random.mtrand, "_rand", None)] if numpy is not None else []
+    return any(generator is shared for shared in shared_generators)
 
 
 class _Walk:
@@ -201,8 +201,8 @@ class _Walk:
         for path, part in module.named_modules():
             self._seen[id(part)] = part
             if is_users_class(type(part)):
-                own = {key: item for key, item in _fields(part).items() if key not in of_every_module}
-                self._attributes(f"{name}.{path}" if path else name, own, depth)
+                own_fields = {key: item for key, item in _fields(part).items() if key not in of_every_module}
+                self._attributes(f"{name}.{path}" if path else name, own_fields, depth)
 
     def _loader(self, name: str, loader: Any, depth: int) -> None:
         if loader.num_workers:

@@ -101,17 +101,17 @@ def load(folder: Path, content: dict[str, Any], objects: dict[str, Any], place: 
     if _torch() is not None:
         from ortflow.program import tensors
 
-        own = content["own"]
+        own_tensors = content["own"]
         targets: dict[str, Any] = {}
         values: dict[str, Any] = {}
         for name, value in objects.items():
-            for stored, like in _places(name, value, saved[name]):
-                if stored.key in own:
-                    values[stored.key] = own[stored.key].to(tensors.device(stored))
-                elif registry.is_module(value) and like.dtype == stored.dtype:
-                    targets[stored.key] = like.detach()  # in place: a second copy of a model may not fit
+            for stored, template in _places(name, value, saved[name]):
+                if stored.key in own_tensors:
+                    values[stored.key] = own_tensors[stored.key].to(tensors.device(stored))
+                elif registry.is_module(value) and template.dtype == stored.dtype:
+                    targets[stored.key] = template.detach()  # in place: a second copy of a model may not fit
                 else:
-                    targets[stored.key] = tensors.target(stored, like)
+                    targets[stored.key] = tensors.target(stored, template)
         tensors.load(targets, folder)
         saved = {name: tensors.put_together(saved[name], {**targets, **values}) for name in objects}
 

@@ -71,11 +71,11 @@ def digests(tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
         bits = _bits(tensor)
         head = bits[:HEAD].to(torch.int64)
         weights = torch.arange(1, len(head) + 1, device=head.device)
-        where = str(tensor.device)
-        sums.setdefault(where, []).append(torch.stack([bits.sum(dtype=torch.int64), (head * weights).sum()]))
-        by_device.setdefault(where, []).append((key, size))
-    for where, entries in by_device.items():
-        numbers = torch.stack(sums[where]).tolist()  # one copy from a GPU, not one for each tensor
+        device = str(tensor.device)
+        sums.setdefault(device, []).append(torch.stack([bits.sum(dtype=torch.int64), (head * weights).sum()]))
+        by_device.setdefault(device, []).append((key, size))
+    for device, entries in by_device.items():
+        numbers = torch.stack(sums[device]).tolist()  # one copy from a GPU, not one for each tensor
         result.update({key: (*size, *pair) for (key, size), pair in zip(entries, numbers, strict=True)})
     return result
 
@@ -118,10 +118,10 @@ class _quiet(warnings.catch_warnings):  # noqa: N801  # a context manager
         warnings.simplefilter("ignore")
 
 
-def target(place: TensorPlace, like: torch.Tensor | None) -> torch.Tensor:
-    """Return an uninitialised tensor for a stored one, sharded as `like` if that has its shape."""
-    if like is not None and tuple(like.shape) == place.shape:
-        return torch.empty_like(like, dtype=place.dtype, requires_grad=False)
+def target(place: TensorPlace, template: torch.Tensor | None) -> torch.Tensor:
+    """Return an uninitialised tensor for a stored one, sharded as `template` if that has its shape."""
+    if template is not None and tuple(template.shape) == place.shape:
+        return torch.empty_like(template, dtype=place.dtype, requires_grad=False)
     return torch.empty(place.shape, dtype=place.dtype, device=device(place))
 
 

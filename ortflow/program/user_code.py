@@ -44,9 +44,9 @@ def user_frames(frame: types.FrameType | None) -> Iterator[types.FrameType]:
 
 def user_modules() -> Iterator[types.ModuleType]:
     """The modules of the user, the program itself first."""
-    found = [module for name, module in sorted(sys.modules.items()) if name != "__main__" and _has_users_file(module)]
+    modules = [module for name, module in sorted(sys.modules.items()) if name != "__main__" and _has_users_file(module)]
     main = sys.modules.get("__main__")
-    yield from ([main] if main is not None and _has_users_file(main) else []) + found
+    yield from ([main] if main is not None and _has_users_file(main) else []) + modules
 
 
 def _has_users_file(module: Any) -> bool:

@@ -61,13 +61,13 @@ def _of_container(value: Any, holders: Holders, tensors: list[torch.Tensor], dep
     if not isinstance(value, (tuple, frozenset)):
         holders.append(value)
     if isinstance(value, (set, frozenset)):
-        return type(value), frozenset(comparable(each, holders, tensors, depth + 1) for each in value)
+        return type(value), frozenset(comparable(element, holders, tensors, depth + 1) for element in value)
     if isinstance(value, dict):
         return type(value), tuple(
-            (comparable(key, holders, tensors, depth + 1), comparable(each, holders, tensors, depth + 1))
-            for key, each in value.items()
+            (comparable(key, holders, tensors, depth + 1), comparable(element, holders, tensors, depth + 1))
+            for key, element in value.items()
         )
-    return type(value), tuple(comparable(each, holders, tensors, depth + 1) for each in value)
+    return type(value), tuple(comparable(element, holders, tensors, depth + 1) for element in value)
 
 
 def _is_plain(value: Any, depth: int) -> bool:
@@ -77,8 +77,10 @@ def _is_plain(value: Any, depth: int) -> bool:
     if type(value) in _SIMPLE or isinstance(value, (float, *_WITHOUT_STATE)):
         return True
     if isinstance(value, dict):
-        return len(value) <= _LARGEST and all(_is_plain(each, depth + 1) for pair in value.items() for each in pair)
+        return len(value) <= _LARGEST and all(
+            _is_plain(element, depth + 1) for pair in value.items() for element in pair
+        )
     if isinstance(value, (list, tuple, set, frozenset)):
-        return len(value) <= _LARGEST and all(_is_plain(each, depth + 1) for each in value)
+        return len(value) <= _LARGEST and all(_is_plain(element, depth + 1) for element in value)
     state = getattr(value, "__dict__", None)
     return isinstance(state, dict) and not isinstance(value, torch.nn.Module) and _is_plain(state, depth + 1)

@@ -21,13 +21,13 @@ from ortflow.workflow.rundir import write_atomically
 _KEY = "ortflow.pair"
 
 
-def cached(folder: Path, model: onnx.ModelProto, key: Iterable[str], made: Callable[[], Pair]) -> Pair:
+def cached(folder: Path, model: onnx.ModelProto, key: Iterable[str], make_pair: Callable[[], Pair]) -> Pair:
     """The graphs for an exported graph, from the folder, or made and stored there. Raises UserError."""
     name = key_of([model], source_key(), key)[:32]
     forward, backward = (folder / f"{name}.{part}.onnx" for part in ("forward", "backward"))
     with contextlib.suppress(Exception):  # whatever a damaged file leads to
         return _read(forward, backward)
-    pair = made()
+    pair = make_pair()
     first = onnx.ModelProto()
     first.CopyFrom(pair.forward)
     described = {

@@ -71,38 +71,38 @@ class CapturedGraph:
         """Whether a call of the same sizes is launched as a whole."""
         return self._repeated.captured
 
-    def handed_out(self, made: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
+    def handed_out(self, outputs: Tensors, names: Iterable[str]) -> list[torch.Tensor]:
         """See Graph. Copies: also what is queued apart may be where a captured graph has values in between."""
-        return [made[name].clone() if any_captured() else made[name] for name in names]
+        return [outputs[name].clone() if any_captured() else outputs[name] for name in names]
 
-    def run(self, given: Tensors, into: Tensors | None = None, lease: Lease | None = None) -> dict[str, torch.Tensor]:
+    def run(self, inputs: Tensors, into: Tensors | None = None, lease: Lease | None = None) -> dict[str, torch.Tensor]:
         """See Graph; `lease` is of the call that later reads the kept values."""
-        current, feed = torch.cuda.current_stream(self._device.index), self._placed(given)
+        current, feed = torch.cuda.current_stream(self._device.index), self._placed(inputs)
         memory = feed and tuple((name, tuple(t.shape), _contents(t)) for name, t in feed.items())
         apart = feed is None or (self.captured and (any_pending(self) or memory != self._memory))
         if feed is None or apart:
             self._stream.wait_stream(current)
             # There, the graph reads inputs behind their conversions.
             with torch.cuda.stream(self._stream):
-                made = self._graph.run(given, into)
+                outputs = self._graph.run(inputs, into)
             current.wait_stream(self._stream)
         else:
             for name, tensor in self._given.items():
-                tensor.copy_(given[name])
+                tensor.copy_(inputs[name])
             for name, tensor in (into or {}).items():
                 # Other sizes than before come only until the graph is captured: it reads inputs of one size.
                 if name not in self._into or self._into[name].shape != tensor.shape:
                     self._into[name] = torch.empty_like(tensor)
             self._feed, self._memory = feed, memory
             self._stream.wait_stream(current)
-            made = self._repeat()
+            outputs = self._repeat()
             current.wait_stream(self._stream)
             if into:
                 torch._foreach_copy_([*into.values()], [self._into[name] for name in into])
-                made = made | dict(into)
+                outputs = outputs | dict(into)
         if lease is not None:
             note(lease, self if self.captured and not apart else ARENA)
-        return made
+        return outputs
 
     def _repeat(self) -> dict[str, torch.Tensor]:
         if self.captured:
@@ -112,17 +112,17 @@ class CapturedGraph:
         if not self._queued:
             return self._made
         run = self._queued.pop()
-        made = self._graph.results(run, self._into)
+        outputs = self._graph.results(run, self._into)
         if self.captured:
-            self._made, self._captured_run = made, run
+            self._made, self._captured_run = outputs, run
             note_captured(self)
-        return made
+        return outputs
 
-    def _placed(self, given: Tensors) -> dict[str, torch.Tensor] | None:
+    def _placed(self, inputs: Tensors) -> dict[str, torch.Tensor] | None:
         """The inputs as the captured graph reads them; None if it cannot, or not in the sizes of the first call."""
         feed: dict[str, torch.Tensor] = {}
         for name in self._graph.inputs:
-            tensor = given[name]
+            tensor = inputs[name]
             if self._graph.copies_to_host(name, tensor) or (not tensor.is_cuda and tensor.numel() > LARGEST_ON_HOST):
                 return None
             if not tensor.is_cuda or (name in self._stable and self._graph.reads_in_place(name, tensor)):

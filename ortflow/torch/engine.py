@@ -65,16 +65,16 @@ class Engine:
             torch.get_default_dtype(),
         )
         shapes = tuple([tuple(tensor.shape) for tensor in call.tensors])
-        for known in self._structures.get((watched, key), ()):
-            if known.sizes.fit(shapes):
-                return known
+        for structure in self._structures.get((watched, key), ()):
+            if structure.sizes.fit(shapes):
+                return structure
         check_module(self.module)
         if trains:
             check_constants(self._watch.unregistered())
         check_call(self.module, call.tensors, tensors)
         before, after = self._watch.attributes(), list[Any]()
         with _plain():
-            made = structure_of(
+            new_structure = structure_of(
                 self.module, call, tensors, self.settings, lambda _: after.append(self._watch.attributes()),
                 place=place, trains=trains,
             )  # fmt: skip
@@ -85,7 +85,7 @@ class Engine:
                 " (register_buffer) if forward reads it",
                 stacklevel=6,
             )
-        self._structures.setdefault((self._watch.key(), key), []).append(made)
+        self._structures.setdefault((self._watch.key(), key), []).append(new_structure)
         self.count += 1
         if self.count == MANY:
             warnings.warn(
@@ -93,7 +93,7 @@ class Engine:
                 " fixed size of its arguments needs a graph of its own; give numbers that vary as tensors",
                 stacklevel=6,
             )
-        return made
+        return new_structure
 
 
 @contextlib.contextmanager

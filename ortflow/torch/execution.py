@@ -97,7 +97,7 @@ class Graph:
 
     def run(
         self,
-        given: Mapping[str, torch.Tensor],
+        inputs: Mapping[str, torch.Tensor],
         into: Mapping[str, torch.Tensor] | None = None,
         lease: Lease | None = None,
     ) -> dict[str, torch.Tensor]:
@@ -105,7 +105,7 @@ class Graph:
 
         Parameters
         ----------
-        given
+        inputs
             Every input. Other element types than the graph's are converted.
         into
             Contiguous tensors for some of the outputs.
@@ -124,22 +124,22 @@ class Graph:
         """
         if lease is not None and self._device.kind == "cuda":
             note(lease)
-        return self.results(self.queue(given, into), into)
+        return self.results(self.queue(inputs, into), into)
 
-    def handed_out(self, made: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[torch.Tensor]:
+    def handed_out(self, outputs: Mapping[str, torch.Tensor], names: Iterable[str]) -> list[torch.Tensor]:
         """These outputs of a run, for a caller that may keep them: copies where captured graphs write such memory."""
         copies = self._device.kind == "cuda" and any_captured()
-        return [made[name].clone() if copies else made[name] for name in names]
+        return [outputs[name].clone() if copies else outputs[name] for name in names]
 
     def queue(
-        self, given: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None, *, waits: bool = True
+        self, inputs: Mapping[str, torch.Tensor], into: Mapping[str, torch.Tensor] | None = None, *, waits: bool = True
     ) -> Queued:
         """Run the graph as `run` does; without `waits`, for the GPU, it only is on the stream afterwards."""
         into = into or {}
         binding = native.SessionIOBinding(self._session._sess)
-        held = []
+        tensors_in_use = []
         for name, kind in self.inputs.items():
-            tensor = given[name]
+            tensor = inputs[name]
             if tensor.dtype is not KINDS[kind][0]:
                 tensor = tensor.to(KINDS[kind][0])
             if not tensor.is_contiguous():
@@ -147,7 +147,7 @@ class Graph:
             if self.copies_to_host(name, tensor):
                 # Bound on the GPU, it would be copied at once, on another stream than the one that computes it.
                 tensor = tensor.cpu()
-            held.append(tensor)
+            tensors_in_use.append(tensor)
             place = self._place if tensor.is_cuda else self._host
             # PyTorch has no memory for a tensor without elements, and ONNX Runtime refuses a null pointer.
             address = tensor.data_ptr() or _EMPTY.data_ptr()
@@ -167,17 +167,17 @@ class Graph:
             if raised is not None:
                 raise raised from None
             raise self._device.failure(str(error)) if ran_out(str(error)) else run_failure(str(error)) from error
-        return Queued(binding, held)
+        return Queued(binding, tensors_in_use)
 
     def results(self, run: Queued, into: Mapping[str, torch.Tensor] | None = None) -> dict[str, torch.Tensor]:
         """Every output of a run, and the aliases."""
         into = into or {}
         values = run.binding.get_outputs()
-        made = {
+        outputs = {
             name: into[name] if name in into else _tensor(values[number], self._device_of(name))
             for number, name in enumerate(self.outputs)
         }
-        return made | {name: made[source] for name, source in self._aliases.items()}
+        return outputs | {name: outputs[source] for name, source in self._aliases.items()}
 
 
 class _Memory:

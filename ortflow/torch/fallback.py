@@ -23,12 +23,12 @@ class Parts:
         module: torch.nn.Module,
         parts: Mapping[str, torch.nn.Module],
         engine_of: Callable[[torch.nn.Module], Run],
-        why: UserError,
+        reason: UserError,
     ) -> None:
         self._module = module
         self._runs = {part: engine_of(part) for part in parts.values()}
         graphs = f"; as graphs run {', '.join(parts)}" if parts else ""
-        warnings.warn(f"{type(module).__name__} runs in PyTorch: {why}{graphs}", stacklevel=5)
+        warnings.warn(f"{type(module).__name__} runs in PyTorch: {reason}{graphs}", stacklevel=5)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the module."""

@@ -36,7 +36,7 @@ class Owner(Protocol):
     def note(self, roots: frozenset[str]) -> None:
         """Remember of which outputs the user takes gradients."""
 
-    def moved(self, made: Mapping[str, torch.Tensor]) -> None:
+    def moved(self, outputs: Mapping[str, torch.Tensor]) -> None:
         """Store new values of buffers."""
 
 
@@ -48,18 +48,18 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         ctx: Any, owner: Owner, plan: Plan, feed: dict[str, torch.Tensor], *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         """Run the forward graph; `tensors` are those of `feed` that have gradients."""
-        whole = owner.differentiable <= plan.pair.given.keys()
-        if not whole:
+        covers_all = owner.differentiable <= plan.pair.given.keys()
+        if not covers_all:
             feed |= {name: feed[name].clone() for name in owner.changing}
         ctx.lease = Lease()
-        made = plan.forward.run(feed, lease=ctx.lease)
-        owner.moved(made)
+        outputs = plan.forward.run(feed, lease=ctx.lease)
+        owner.moved(outputs)
         ctx.owner, ctx.plan = owner, plan
-        results = tuple(plan.forward.handed_out(made, owner.results))
+        results = tuple(plan.forward.handed_out(outputs, owner.results))
         ctx.shapes = [(result.shape, result.dtype, result.device) for result in results]
         ctx.sources = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        _save(ctx, plan, made, feed)
-        ctx.feed = None if whole else (feed, [tensor._version for tensor in feed.values()])
+        _save(ctx, plan, outputs, feed)
+        ctx.feed = None if covers_all else (feed, [tensor._version for tensor in feed.values()])
         ctx.mark_non_differentiable(*(
             result for name, result in zip(owner.results, results, strict=True) if name not in owner.differentiable
         ))  # fmt: skip
@@ -70,14 +70,14 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Run the backward graph."""
         with torch.no_grad():
-            found = Call._backward(ctx, *gradients)
+            results = Call._backward(ctx, *gradients)
         if not torch.is_grad_enabled():
-            return (None, None, None, *found)
+            return (None, None, None, *results)
         # create_graph: PyTorch's own `once_differentiable` lets second derivatives through as zeros where no gradient
         # that comes in has one.
-        made = [gradient.requires_grad_() for gradient in found if gradient is not None]
-        marked = iter(torch._C._functions.DelayedError(_TWICE, len(made))(*made) if made else ())
-        return (None, None, None, *(None if gradient is None else next(marked) for gradient in found))
+        with_graph = [gradient.requires_grad_() for gradient in results if gradient is not None]
+        marked = iter(torch._C._functions.DelayedError(_TWICE, len(with_graph))(*with_graph) if with_graph else ())
+        return (None, None, None, *(None if gradient is None else next(marked) for gradient in results))
 
     @staticmethod
     def _backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -114,15 +114,15 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         )
 
 
-def _save(ctx: Any, plan: Plan, made: Mapping[str, torch.Tensor], feed: Mapping[str, torch.Tensor]) -> None:
+def _save(ctx: Any, plan: Plan, outputs: Mapping[str, torch.Tensor], feed: Mapping[str, torch.Tensor]) -> None:
     if plan.backward is None:
         ctx.names = []
         return
-    given = set(plan.pair.given.values())
-    ctx.names = [name for name in plan.backward.inputs if name not in given]
-    kept = set(plan.pair.kept)
+    gradient_inputs = set(plan.pair.given.values())
+    ctx.names = [name for name in plan.backward.inputs if name not in gradient_inputs]
+    saved_outputs = set(plan.pair.kept)
     # Detached: as PyTorch's operators, the backward pass reads the values of the call if `data` is replaced after it.
-    ctx.save_for_backward(*(made[name] if name in kept else feed[name].detach() for name in ctx.names))
+    ctx.save_for_backward(*(outputs[name] if name in saved_outputs else feed[name].detach() for name in ctx.names))
 
 
 def _again(ctx: Any, roots: frozenset[str], lease: Lease) -> tuple[Plan, dict[str, torch.Tensor]]:
@@ -134,8 +134,8 @@ def _again(ctx: Any, roots: frozenset[str], lease: Lease) -> tuple[Plan, dict[st
             " that ORTModule was called with, or one of its parameters or buffers"
         )
     plan = ctx.owner.plan_for(roots.union(ctx.plan.pair.given), feed)
-    made = plan.forward.run(feed, lease=lease)
+    outputs = plan.forward.run(feed, lease=lease)
     assert plan.backward is not None
-    given, kept = set(plan.pair.given.values()), set(plan.pair.kept)
-    names = [name for name in plan.backward.inputs if name not in given]
-    return plan, {name: made[name] if name in kept else feed[name] for name in names}
+    gradient_inputs, saved_outputs = set(plan.pair.given.values()), set(plan.pair.kept)
+    names = [name for name in plan.backward.inputs if name not in gradient_inputs]
+    return plan, {name: outputs[name] if name in saved_outputs else feed[name] for name in names}

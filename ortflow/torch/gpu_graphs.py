@@ -23,20 +23,20 @@ from ortflow.workflow.graph.optimize.fixed_shapes import fix_shapes
 HALF = ("bf16", "fp16")
 
 
-def prepared(model: onnx.ModelProto, wanted: Collection[str], precision: str) -> onnx.ModelProto:
+def prepared(model: onnx.ModelProto, variables: Collection[str], precision: str) -> onnx.ModelProto:
     """The forward graph before it is differentiated: in half precision with attention as one node."""
     if precision not in HALF:
         return model
-    attended, _ = attend(unpack_heads(model), wanted)
+    attended, _ = attend(unpack_heads(model), variables)
     shared_entropy.shared(attended)
     return attended
 
 
-def placed(both: onnx.ModelProto, reached: Collection[str], precision: str) -> onnx.ModelProto:
+def placed(joint: onnx.ModelProto, reached: Collection[str], precision: str) -> onnx.ModelProto:
     """The graph of both passes with ortflow's operators, sorted."""
     if precision not in HALF:
-        return stage_forms.placed(both)
-    halves = halved.in_half(both, reached, precision)
+        return stage_forms.placed(joint)
+    halves = halved.in_half(joint, reached, precision)
     sort_nodes(halves.graph)
     return halves
 
@@ -47,18 +47,18 @@ def in_half(graph: onnx.GraphProto, outputs: Collection[str]) -> dict[str, str]:
     Returns the output's name -> that of the value.
     """
     casts = {node.output[0]: node for node in graph.node if node.op_type == "Cast" and node.output[0] in outputs}
-    known = {value.name: value for value in (*graph.value_info, *graph.output)}
-    made: dict[str, str] = {}
+    values_by_name = {value.name: value for value in (*graph.value_info, *graph.output)}
+    sources: dict[str, str] = {}
     for name, node in casts.items():
-        source = known.get(node.input[0])
+        source = values_by_name.get(node.input[0])
         if source is None or source.type.tensor_type.elem_type not in HALVES.values():
             continue
-        made[name] = source.name
-        given = {value.name for value in graph.output}
-        values = [each for each in graph.output if each.name != name]
-        make_outputs(graph, values if source.name in given else [*values, source])
+        sources[name] = source.name
+        output_names = {value.name for value in graph.output}
+        values = [output for output in graph.output if output.name != name]
+        make_outputs(graph, values if source.name in output_names else [*values, source])
     prune(graph)
-    return made
+    return sources
 
 
 def finished(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -94,8 +94,8 @@ def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
     counts: dict[str, int] = {}
     for node in graph.node:
         # Without running statistics, or with a cumulative average of them, the graph computes those of the batch.
-        own = node.op_type == "BatchNormalization" and node.domain == "" and node.input[3] in dims
-        if own and node.input[3] not in frozen:
+        updates_buffer = node.op_type == "BatchNormalization" and node.domain == "" and node.input[3] in dims
+        if updates_buffer and node.input[3] not in frozen:
             counts[node.input[3]] = counts.get(node.input[3], 0) + 1
     outputs = [_copy(value) for value in graph.output if not value.name.startswith(UPDATED)]
     moved = {v.name.removeprefix(UPDATED): v.name for v in graph.output if v.name.startswith(UPDATED)}
@@ -116,11 +116,11 @@ def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
     return Forward(prepared, tuple(value.name for value in outputs), moved, counts)
 
 
-def differentiable(forward: Forward, wanted: Sequence[str]) -> list[str]:
+def differentiable(forward: Forward, variables: Sequence[str]) -> list[str]:
     """The outputs that have a gradient with respect to some of these inputs."""
     graph = forward.model.graph
     types = shapes.value_types(forward.model)
-    path = gradient_path(graph, types, wanted, forward.outputs)
+    path = gradient_path(graph, types, variables, forward.outputs)
     return [name for name in forward.outputs if name in path.values]
 
 
@@ -139,28 +139,28 @@ class Target:
 
 
 def pair_of(
-    forward: Forward, wanted: Sequence[str], roots: Sequence[str], tensors: Collection[str], target: Target
+    forward: Forward, variables: Sequence[str], roots: Sequence[str], tensors: Collection[str], target: Target
 ) -> Pair:
-    """The graphs that compute gradients of `roots`, which are outputs, with respect to `wanted`.
+    """The graphs that compute gradients of `roots`, which are outputs, with respect to `variables`.
 
     `tensors`: inputs that are parameters and buffers. Raises UserError if a node has no gradient.
     """
-    given = {name: f"{name}/gradient" for name in roots}
-    model = _marked(forward.model, wanted, roots[-1]) if roots and target.memory_level else forward.model
+    incoming = {name: f"{name}/gradient" for name in roots}
+    model = _marked(forward.model, variables, roots[-1]) if roots and target.memory_level else forward.model
     if target.kind == "cuda":
-        model = gpu_graphs.prepared(model, wanted, target.precision)
+        model = gpu_graphs.prepared(model, variables, target.precision)
     if roots:
-        model, _ = make_differentiable(model, wanted, *roots)
+        model, _ = make_differentiable(model, variables, *roots)
     else:
         model = onnx.ModelProto.FromString(model.SerializeToString())
     rewrites.before(model.graph)
     reached: list[str] = []
     if roots:
-        model, reached = vector_jacobian_product(model, wanted, {}, given)
+        model, reached = vector_jacobian_product(model, variables, {}, incoming)
         if target.memory_level:
-            recompute(model.graph, [], [*given.values()], partial=True)
-    both = gpu_graphs.placed(model, reached, target.precision) if target.kind == "cuda" else _for_cpu(model)
-    pair = divided(both, forward, given, reached, tensors) if roots else Pair(both, None, (), {}, ())
+            recompute(model.graph, [], [*incoming.values()], partial=True)
+    joint = gpu_graphs.placed(model, reached, target.precision) if target.kind == "cuda" else _for_cpu(model)
+    pair = divided(joint, forward, incoming, reached, tensors) if roots else Pair(joint, None, (), {}, ())
     if target.kind == "cpu":
         return pair
     backward = None if pair.backward is None else gpu_graphs.finished(pair.backward)
@@ -169,23 +169,27 @@ def pair_of(
 
 
 def divided(
-    both: onnx.ModelProto, forward: Forward, given: Mapping[str, str], reached: Sequence[str], tensors: Collection[str]
+    joint: onnx.ModelProto,
+    forward: Forward,
+    incoming: Mapping[str, str],
+    reached: Sequence[str],
+    tensors: Collection[str],
 ) -> Pair:
     """Divide the graph of both passes."""
     ends = [*forward.outputs, *forward.moved.values()]
-    same = [name for name in tensors if name not in forward.moved]
-    front, back = halves(both, ends, same, list(forward.moved))
-    made = {value.name for value in front.graph.output}
-    kept = tuple(value.name for value in back.graph.input if value.name in made)
-    return Pair(front, back, kept, given, tuple(reached))
+    unchanged = [name for name in tensors if name not in forward.moved]
+    front, back = halves(joint, ends, unchanged, list(forward.moved))
+    forward_outputs = {value.name for value in front.graph.output}
+    saved_outputs = tuple(value.name for value in back.graph.input if value.name in forward_outputs)
+    return Pair(front, back, saved_outputs, incoming, tuple(reached))
 
 
-def _marked(model: onnx.ModelProto, wanted: Sequence[str], root: str) -> onnx.ModelProto:
+def _marked(model: onnx.ModelProto, variables: Sequence[str], root: str) -> onnx.ModelProto:
     """A copy whose repeating layers are marked; without marks if nothing repeats."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     with contextlib.suppress(UserError):
-        mark_layers(copy, "layers", wanted, root)
+        mark_layers(copy, "layers", variables, root)
     return copy
 
 
@@ -200,13 +204,13 @@ def _for_cpu(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def on_host(model: onnx.ModelProto) -> frozenset[str]:
     """Outputs computed from sizes alone: ONNX Runtime computes them in the host's memory."""
-    found = {tensor.name for tensor in model.graph.initializer}
+    size_values = {tensor.name for tensor in model.graph.initializer}
     for node in model.graph.node:
         if not node.domain and (
-            node.op_type in ("Shape", "Size") or (node.op_type in _OF_SIZES and walk.inputs(node) <= found)
+            node.op_type in ("Shape", "Size") or (node.op_type in _OF_SIZES and walk.inputs(node) <= size_values)
         ):
-            found.update(node.output)
-    return frozenset(value.name for value in model.graph.output if value.name in found)
+            size_values.update(node.output)
+    return frozenset(value.name for value in model.graph.output if value.name in size_values)
 
 
 def _copy(value: onnx.ValueInfoProto) -> onnx.ValueInfoProto:

@@ -56,7 +56,7 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
     ) -> None:
         _check(module)
         super().__init__()
-        found = settings(
+        module_settings = settings(
             debug_options,
             verify=verify,
             fallback=fallback,
@@ -66,7 +66,7 @@ class ORTModule(torch.nn.Module):  # type: ignore[misc, unused-ignore]
         )
         # Not in `_modules`: names stay as they are.
         object.__setattr__(self, "_wrapped", module)
-        object.__setattr__(self, "_settings", found)
+        object.__setattr__(self, "_settings", module_settings)
         self._share()
         self.training = module.training
 

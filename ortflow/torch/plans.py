@@ -49,18 +49,18 @@ class Plans:
 
     def __init__(
         self,
-        found: Traced,
+        trace: Traced,
         forward: Forward,
-        wanted: Sequence[str],
+        variables: Sequence[str],
         settings: Settings,
         place: Place,
         training: bool,
         frozen: frozenset[str],
     ) -> None:
-        self._traced, self.forward, self.wanted, self._settings = found, forward, tuple(wanted), settings
+        self._traced, self.forward, self.wanted, self._settings = trace, forward, tuple(variables), settings
         self.place = place
         half = HALF.get(place.precision)
-        halves = [each.name for each in found.outputs if each.kind == "graph" and each.dtype is half]
+        halves = [output.name for output in trace.outputs if output.kind == "graph" and output.dtype is half]
         self._target = Target(place.kind, place.precision, settings.memory_level, tuple(halves))
         self._mode, self._frozen = "training" if training else "evaluation", frozen
 
@@ -78,14 +78,14 @@ class Plans:
             self._save(pair)
         return self._open(pair, threads)
 
-    def without_randomness(self, like: Plan) -> Plan | None:
+    def without_randomness(self, plan: Plan) -> Plan | None:
         """Sessions in which a fixed sequence replaces random numbers; None if one cannot be replaced."""
         model = fixed(self._traced.model)
         if model is None:
             return None
         forward = forward_of(model, self._frozen)
-        pair = pair_of(forward, self.wanted, [*like.pair.given], self._traced.tensors, self._target)
-        return self._open(pair, like.threads)
+        pair = pair_of(forward, self.wanted, [*plan.pair.given], self._traced.tensors, self._target)
+        return self._open(pair, plan.threads)
 
     def _open(self, pair: Pair, threads: int) -> Plan:
         captures = self.place.kind == "cuda" and self._settings.cuda_graphs and pair.backward is not None

@@ -18,12 +18,12 @@ VERSION = 1
 """Of the comparison."""
 
 
-def key_of(models: Iterable[onnx.ModelProto | None], kernels: str, further: Iterable[str]) -> str:
+def key_of(models: Iterable[onnx.ModelProto | None], kernels: str, details: Iterable[str]) -> str:
     """Identifies a traced graph, the graphs that were made of it, and what runs them."""
     key = hashlib.sha256()
     for model in models:
         key.update(b"" if model is None else hashlib.sha256(model.SerializeToString(deterministic=True)).digest())
-    key.update(repr((VERSION, __version__, onnxruntime.__version__, kernels, *further)).encode())
+    key.update(repr((VERSION, __version__, onnxruntime.__version__, kernels, *details)).encode())
     return key.hexdigest()
 
 

@@ -59,7 +59,7 @@ class Range:
     def _worst(self, tensor: torch.Tensor) -> int | None:
         if not tensor.numel():
             return None
-        lowest, highest = (int(each) for each in torch.aminmax(tensor.detach()))
+        lowest, highest = (int(bound) for bound in torch.aminmax(tensor.detach()))
         return lowest if lowest < 0 else highest if highest >= self.size else None
 
 
@@ -67,8 +67,13 @@ def ranges_of(program: Any) -> tuple[Range, ...]:
     """Those of a torch.export.ExportedProgram."""
     names = list(program.graph_signature.user_inputs)
     inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-    found = [each for node in inputs if _is_integer(node) for each in _uses(node, names.index(node.name), (), ())]
-    return tuple(dict.fromkeys(found))
+    ranges = [
+        index_range
+        for node in inputs
+        if _is_integer(node)
+        for index_range in _uses(node, names.index(node.name), (), ())
+    ]
+    return tuple(dict.fromkeys(ranges))
 
 
 def _uses(node: Any, place: int, cuts: tuple[Cut, ...], shapes: tuple[Cut, ...] | None) -> Iterator[Range]:
@@ -86,10 +91,10 @@ def _uses(node: Any, place: int, cuts: tuple[Cut, ...], shapes: tuple[Cut, ...] 
                 yield from _uses(user, place, cuts, None if shapes is None or step is None else (*shapes, step))
             elif name in _PARTS and shapes is not None and step is not None:
                 yield from _uses(user, place, (*cuts, *shapes, step), ())
-        size, ignored, what = _allowed(user, node, name)
+        size, ignored, noun = _allowed(user, node, name)
         if isinstance(size, int):
             line = user_line(str(user.meta.get("stack_trace", "")))
-            yield Range(place, cuts, size, ignored, what + (" at {} line {}".format(*line) if line else ""))
+            yield Range(place, cuts, size, ignored, noun + (" at {} line {}".format(*line) if line else ""))
 
 
 def _allowed(user: Any, node: Any, name: str) -> tuple[Any, int | None, str]:
@@ -103,8 +108,8 @@ def _allowed(user: Any, node: Any, name: str) -> tuple[Any, int | None, str]:
     if name in _LOSSES and args[1] is node:
         shape = _shape(args[0])
         names = [argument.name for argument in user.target._schema.arguments]
-        given = {**dict(zip(names, args, strict=False)), **user.kwargs}
-        return shape[0 if len(shape) == 1 else 1], int(given.get("ignore_index", _IGNORED)), "a label"
+        arguments = {**dict(zip(names, args, strict=False)), **user.kwargs}
+        return shape[0 if len(shape) == 1 else 1], int(arguments.get("ignore_index", _IGNORED)), "a label"
     return None, None, ""
 
 
@@ -114,8 +119,8 @@ def _name(node: Any) -> str:
 
 
 def _shape(node: Any) -> Sequence[Any]:
-    found: Sequence[Any] = node.meta["val"].shape
-    return found
+    shape: Sequence[Any] = node.meta["val"].shape
+    return shape
 
 
 def _is_integer(node: Any) -> bool:
@@ -126,6 +131,6 @@ def _is_integer(node: Any) -> bool:
 def _constant(node: Any) -> Cut | None:
     """An operator and its further arguments; None if one of these is computed."""
     flat = torch.utils._pytree.tree_leaves([node.args[1:], node.kwargs])
-    if node.kwargs or any(not isinstance(each, (int, float, bool, type(None))) for each in flat):
+    if node.kwargs or any(not isinstance(argument, (int, float, bool, type(None))) for argument in flat):
         return None
     return node.target, tuple(node.args[1:])

@@ -103,14 +103,14 @@ def check_module(module: torch.nn.Module) -> None:
                             fix="remove it, or hook the ORTModule or parameters")  # fmt: skip
 
 
-def check_call(module: torch.nn.Module, given: Sequence[torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+def check_call(module: torch.nn.Module, inputs: Sequence[torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
     """Raise UserError for a call on devices or in a mode that no graph can be made for."""
     devices = {tensor.device: name for name, tensor in tensors.items()}
-    devices |= {tensor.device: f"argument {place}" for place, tensor in enumerate(given) if tensor.ndim}
+    devices |= {tensor.device: f"argument {place}" for place, tensor in enumerate(inputs) if tensor.ndim}
     if len(devices) > 1:
-        both = " and ".join(f"{name!r} on {device}" for device, name in devices.items())
+        places = " and ".join(f"{name!r} on {device}" for device, name in devices.items())
         raise UserError(
-            f"{type(module).__name__} is called with {both}", fix="put the module and its inputs on one device"
+            f"{type(module).__name__} is called with {places}", fix="put the module and its inputs on one device"
         )
     kind = next((device.type for device in devices), "cpu")
     if kind not in ("cpu", "cuda"):

@@ -69,7 +69,7 @@ def _gpu(place: Place, own_stream: bool) -> Device:
     from ortflow.workflow.device.choice import cuda_runtime
     from ortflow.workflow.device.cuda import CudaDevice
 
-    found = cuda_runtime()
+    cuda = cuda_runtime()
     # CUDA cannot capture its default stream.
     stream = None if own_stream else place.stream or _LEGACY_STREAM
-    return CudaDevice(found, found.describe(place.index), precision=place.precision, stream=stream)
+    return CudaDevice(cuda, cuda.describe(place.index), precision=place.precision, stream=stream)

@@ -61,25 +61,25 @@ class LoadBalancingDistributedSampler(Sampler[int]):  # type: ignore[misc, unuse
         drop_last: bool = False,
         random_level: float = 0,
     ) -> None:
-        where = "LoadBalancingDistributedSampler"
+        class_name = "LoadBalancingDistributedSampler"
         if (world_size is None or rank is None) and not (dist.is_available() and dist.is_initialized()):
             fix = "call torch.distributed.init_process_group first, or give world_size and rank"
-            raise UserError("the number of ranks is not known", where=where, fix=fix)
+            raise UserError("the number of ranks is not known", where=class_name, fix=fix)
         self.world_size = dist.get_world_size() if world_size is None else world_size
         self.rank = dist.get_rank() if rank is None else rank
         if not 0 <= self.rank < self.world_size:
-            raise UserError(f"rank is {self.rank}", where=where, fix=f"use 0 to {self.world_size - 1}")
+            raise UserError(f"rank is {self.rank}", where=class_name, fix=f"use 0 to {self.world_size - 1}")
         if not 0 <= random_level <= 1:
-            raise UserError(f"random_level is {random_level}", where=where, fix="use 0 to 1")
+            raise UserError(f"random_level is {random_level}", where=class_name, fix="use 0 to 1")
         if group_size is not None and group_size < 1:
-            raise UserError(f"group_size is {group_size}", where=where, fix="use at least 1")
+            raise UserError(f"group_size is {group_size}", where=class_name, fix="use at least 1")
         if not len(dataset):
-            raise UserError("the data set is empty", where=where)
+            raise UserError("the data set is empty", where=class_name)
         self.dataset, self.complexity_fn = dataset, complexity_fn
         self.shuffle, self.group_size, self.seed, self.drop_last = shuffle, group_size, seed, drop_last
         self.random_level, self.epoch = random_level, 0
-        whole, rest = divmod(len(dataset), self.world_size)
-        self.num_samples = whole if drop_last or not rest else whole + 1
+        samples_per_rank, rest = divmod(len(dataset), self.world_size)
+        self.num_samples = samples_per_rank if drop_last or not rest else samples_per_rank + 1
         self._complexities: torch.Tensor | None = None
 
     def set_epoch(self, epoch: int) -> None:
@@ -114,8 +114,8 @@ class LoadBalancingDistributedSampler(Sampler[int]):  # type: ignore[misc, unuse
         """The indices of each group, by complexity."""
         if self._complexities is None:
             # Once: a function of the user's samples may be slow.
-            found = [float(self.complexity_fn(self.dataset[place])) for place in range(len(self.dataset))]
-            self._complexities = torch.tensor(found, dtype=torch.float64)
+            complexities = [float(self.complexity_fn(self.dataset[place])) for place in range(len(self.dataset))]
+            self._complexities = torch.tensor(complexities, dtype=torch.float64)
         values = self._complexities
         spread = float(values.max() - values.min()) * self.random_level
         if spread:
@@ -158,12 +158,14 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):  # type: ignore[
         batch_fn: Callable[[list[int]], Sequence[list[int]]],
         drop_last: bool = False,
     ) -> None:
-        where = "LoadBalancingDistributedBatchSampler"
+        class_name = "LoadBalancingDistributedBatchSampler"
         if not isinstance(sampler, LoadBalancingDistributedSampler):
             fix = "pass a LoadBalancingDistributedSampler"
-            raise UserError(f"its sampler is a {type(sampler).__name__}", where=where, fix=fix)
+            raise UserError(f"its sampler is a {type(sampler).__name__}", where=class_name, fix=fix)
         if sampler.drop_last:
-            raise UserError("its sampler has drop_last", where=where, fix="set drop_last of the batch sampler instead")
+            raise UserError(
+                "its sampler has drop_last", where=class_name, fix="set drop_last of the batch sampler instead"
+            )
         self.sampler, self.batch_fn, self.drop_last = sampler, batch_fn, drop_last
         self._batches: list[list[int]] = []
         self._key: tuple[int, ...] | None = None
@@ -196,8 +198,8 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):  # type: ignore[
             everyone = [self._of(rank) for rank in range(self.world_size)]
             lengths = [len(batches) for batches in everyone]
             count = min(lengths) if self.drop_last else max(lengths)
-            own = everyone[self.rank]
-            self._batches = (own * math.ceil(count / len(own)))[:count]
+            own_batches = everyone[self.rank]
+            self._batches = (own_batches * math.ceil(count / len(own_batches)))[:count]
             self._key = key
         return self._batches
 
@@ -206,8 +208,8 @@ class LoadBalancingDistributedBatchSampler(Sampler[list[int]]):  # type: ignore[
         try:
             listed = [[int(index) for index in batch] for batch in batches]
         except (TypeError, ValueError):
-            what = f"batch_fn returned a {type(batches).__name__}"
-            raise UserError(what, where=type(self).__name__, fix="return a list of lists of indices") from None
+            problem = f"batch_fn returned a {type(batches).__name__}"
+            raise UserError(problem, where=type(self).__name__, fix="return a list of lists of indices") from None
         if not listed:
             raise UserError("batch_fn returned no batches", where=type(self).__name__, fix="return at least one")
         return listed

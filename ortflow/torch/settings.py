@@ -97,12 +97,12 @@ def settings(
         fallback = _of(_POLICIES, variables, "ORTMODULE_FALLBACK_POLICY")
     if fallback not in (None, "error", "submodule"):
         raise UserError(f"is {fallback!r}", where="ORTModule(fallback)", fix='use "error" or "submodule"')
-    where = "ORTModule(memory_level)"
+    option = "ORTModule(memory_level)"
     if memory_level is None and "ORTMODULE_MEMORY_OPT_LEVEL" in variables:
-        where = "ORTMODULE_MEMORY_OPT_LEVEL"
-        memory_level = _of({"0": 0, "1": 1, "2": 2}, variables, where)
+        option = "ORTMODULE_MEMORY_OPT_LEVEL"
+        memory_level = _of({"0": 0, "1": 1, "2": 2}, variables, option)
     if memory_level not in (None, 0, 1, 2) or isinstance(memory_level, bool):
-        raise UserError(f"is {memory_level!r}", where=where, fix="use 0, 1 or 2")
+        raise UserError(f"is {memory_level!r}", where=option, fix="use 0, 1 or 2")
     if not isinstance(cuda_graphs, bool):
         raise UserError(f"is {cuda_graphs!r}", where="ORTModule(cuda_graphs)", fix="use True or False")
     if verify not in (None, True, False):

@@ -40,19 +40,21 @@ class Sizes:
                     environments[id(size.node.shape_env)] = size.node.shape_env
                     sizes.append(size.node.expr)
             shapes.append(tuple(sizes))
-        ranges = {symbol: (found.lower, found.upper) for symbol, found in program.range_constraints.items()}
+        ranges = {symbol: (bounds.lower, bounds.upper) for symbol, bounds in program.range_constraints.items()}
         conditions = []
         for environment in environments.values():
             conditions += [guard.expr for guard in environment.guards]
-            conditions += [each.expr for found in environment.deferred_runtime_asserts.values() for each in found]
+            conditions += [
+                condition.expr for asserts in environment.deferred_runtime_asserts.values() for condition in asserts
+            ]
         return cls(tuple(shapes), ranges, tuple(dict.fromkeys(conditions)))
 
     def fit(self, shapes: Shapes) -> bool:
         """Whether the graph is right for these shapes."""
-        known = self._known.get(shapes)
-        if known is None:
-            known = self._known[shapes] = self._hold(shapes)
-        return known
+        fits = self._known.get(shapes)
+        if fits is None:
+            fits = self._known[shapes] = self._hold(shapes)
+        return fits
 
     def _hold(self, shapes: Sequence[Sequence[int]]) -> bool:
         symbols: dict[Any, int] = {}

@@ -28,12 +28,12 @@ FEWER: tuple[Varying, ...] = ("samples", "none")
 class Structure:
     """See the module."""
 
-    def __init__(self, module: torch.nn.Module, call: Flat, found: Traced, plans: Plans, *, verify: bool) -> None:
-        self._module, self._call, self.traced, self._plans, self._verify = module, call, found, plans, verify
-        self.sizes = found.sizes
+    def __init__(self, module: torch.nn.Module, call: Flat, trace: Traced, plans: Plans, *, verify: bool) -> None:
+        self._module, self._call, self.traced, self._plans, self._verify = module, call, trace, plans, verify
+        self.sizes = trace.sizes
         self.differentiable = frozenset(differentiable(plans.forward, plans.wanted) if plans.wanted else [])
         self.wanted = plans.wanted if self.differentiable else ()
-        self.results = tuple(dict.fromkeys(each.name for each in found.outputs if each.kind == "graph"))
+        self.results = tuple(dict.fromkeys(output.name for output in trace.outputs if output.kind == "graph"))
         self.changing = frozenset(plans.forward.moved)
         self._roots = self._first_roots()
         self._noted = False
@@ -46,39 +46,39 @@ class Structure:
         scalars = [n for n in self.differentiable if types[n].HasField("shape") and not types[n].shape.dim]
         return frozenset(scalars) if len(scalars) == 1 else self.differentiable
 
-    def run(self, given: Sequence[torch.Tensor], tensors: Tensors) -> Any:
+    def run(self, inputs: Sequence[torch.Tensor], tensors: Tensors) -> Any:
         """Call the module as a graph. Raises UserError if a label or an index is out of range."""
-        for each in self.traced.ranges:
-            each.check(given[each.place])
-        feed = {**dict(zip(self.traced.inputs, given, strict=True)), **tensors}
+        for index_range in self.traced.ranges:
+            index_range.check(inputs[index_range.place])
+        feed = {**dict(zip(self.traced.inputs, inputs, strict=True)), **tensors}
         plan = self.plan_for(self._roots, feed)
         if SEED in plan.reads:
             # From PyTorch's generator: a resumed run, and activation checkpointing, draw the same masks again.
             feed[SEED] = torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64).to(self._plans.place.device)
         self._tensors = tensors
         if self.differentiable:
-            made = dict(zip(self.results, Call.apply(self, plan, feed, *map(feed.get, self.wanted)), strict=True))
+            outputs = dict(zip(self.results, Call.apply(self, plan, feed, *map(feed.get, self.wanted)), strict=True))
         else:
             with torch.no_grad():
                 every = plan.forward.run(feed)
                 self.moved(every)
-            made = dict(zip(self.results, plan.forward.handed_out(every, self.results), strict=True))
-        return self.traced.result([tensor_of(each, made, given, tensors) for each in self.traced.outputs])
+            outputs = dict(zip(self.results, plan.forward.handed_out(every, self.results), strict=True))
+        return self.traced.result([tensor_of(output, outputs, inputs, tensors) for output in self.traced.outputs])
 
     def plan_for(self, roots: frozenset[str], feed: Tensors) -> Plan:
         """See `Owner`."""
         threads = torch.get_num_threads()
-        known = self._known.get((roots, threads))
-        if known is None:
-            known = self._plans.opened(roots, threads)
+        plan = self._known.get((roots, threads))
+        if plan is None:
+            plan = self._plans.opened(roots, threads)
             if self._verify:
                 with torch.inference_mode(False), torch.set_grad_enabled(bool(self._plans.wanted)):
                     names = set(self.traced.inputs)
-                    here = Point([feed[n] for n in self.traced.inputs],
+                    point = Point([feed[n] for n in self.traced.inputs],
                                  {n: t for n, t in feed.items() if n not in names and n != SEED})  # fmt: skip
-                    compare(self._module, self._call, self.traced, self._plans, known, here, self.differentiable)
-            self._known[roots, threads] = known
-        return known
+                    compare(self._module, self._call, self.traced, self._plans, plan, point, self.differentiable)
+            self._known[roots, threads] = plan
+        return plan
 
     def note(self, roots: frozenset[str]) -> None:
         """See `Owner`."""
@@ -86,21 +86,21 @@ class Structure:
             self._roots = roots if roots <= self._roots else roots | self._roots
             self._noted = True
 
-    def moved(self, made: Tensors) -> None:
+    def moved(self, outputs: Tensors) -> None:
         """See `Owner`."""
         for name, output in self._plans.forward.moved.items():
-            self._tensors[name].copy_(made[output].reshape(self._tensors[name].shape))
+            self._tensors[name].copy_(outputs[output].reshape(self._tensors[name].shape))
         for name, count in self._plans.forward.counts.items():
             counter = self._tensors.get(name.removesuffix("running_mean") + "num_batches_tracked")
             if counter is not None:
                 counter.add_(count)
 
 
-def tensor_of(output: Output, made: Tensors, given: Sequence[torch.Tensor], tensors: Tensors) -> torch.Tensor:
+def tensor_of(output: Output, outputs: Tensors, inputs: Sequence[torch.Tensor], tensors: Tensors) -> torch.Tensor:
     """A tensor of the result."""
     if output.kind == "input":
-        return given[int(output.name)]
-    tensor = tensors[output.name] if output.kind == "tensor" else made[output.name]
+        return inputs[int(output.name)]
+    tensor = tensors[output.name] if output.kind == "tensor" else outputs[output.name]
     return tensor if tensor.dtype is output.dtype else tensor.to(output.dtype)
 
 
@@ -157,18 +157,18 @@ def _structure(
     trains: bool,
     varying: Varying,
 ) -> Structure:
-    found = traced(module, call, called, varying=varying, half=HALF.get(place.precision))
+    trace = traced(module, call, called, varying=varying, half=HALF.get(place.precision))
     if trains:
-        check_constants(found.constants_with_gradient)
-    forward = forward_of(found.model, frozen_statistics(module))
-    wanted = []
+        check_constants(trace.constants_with_gradient)
+    forward = forward_of(trace.model, frozen_statistics(module))
+    variables = []
     if trains:
         read = {value.name for value in forward.model.graph.input}
-        wanted = [name for name in found.tensors if tensors[name].requires_grad and name in read]
-        wanted += [name for name, t in zip(found.inputs, call.tensors, strict=True) if t.requires_grad]
-    plans = Plans(found, forward, tuple(wanted), settings, place, module.training, frozen_statistics(module))
-    structure = Structure(module, call.without_tensors(), found, plans, verify=settings.verify)
-    structure.plan_for(structure._roots, {**dict(zip(found.inputs, call.tensors, strict=True)), **tensors})
+        variables = [name for name in trace.tensors if tensors[name].requires_grad and name in read]
+        variables += [name for name, t in zip(trace.inputs, call.tensors, strict=True) if t.requires_grad]
+    plans = Plans(trace, forward, tuple(variables), settings, place, module.training, frozen_statistics(module))
+    structure = Structure(module, call.without_tensors(), trace, plans, verify=settings.verify)
+    structure.plan_for(structure._roots, {**dict(zip(trace.inputs, call.tensors, strict=True)), **tensors})
     return structure
 
 

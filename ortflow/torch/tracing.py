@@ -94,14 +94,14 @@ def traced(
         changed = changed_buffers(module, args, kwargs, noted)
     returned: list[Flat] = []
     # Each tensor is an object of its own, also if the call has it twice.
-    given = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors)
-    names = [f"input/{place}" for place in range(len(given))]
+    inputs = tuple(tensor.detach().requires_grad_(tensor.requires_grad) for tensor in call.tensors)
+    names = [f"input/{place}" for place in range(len(inputs))]
     auto = torch.export.Dim.AUTO
     axes = None
-    if given and varying != "none":
-        axes = {"tensors": tuple(dict.fromkeys(_axes(tensor, varying), auto) for tensor in given)}
+    if inputs and varying != "none":
+        axes = {"tensors": tuple(dict.fromkeys(_axes(tensor, varying), auto) for tensor in inputs)}
     with _flattened(module, call, changed, returned), functions_refused():
-        program = trace(module, given, {}, names, None, axes)
+        program = trace(module, inputs, {}, names, None, axes)
     refuse_changed_parameters(program)
     _refuse_changed_inputs(program)
     lost = tuple(
@@ -148,13 +148,13 @@ def _flattened(module: torch.nn.Module, call: Flat, changed: Sequence[str], retu
     """Let the module take and return flat tensors inside the block, and also the buffers that it changes."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     state = vars(module)
-    own = {name: state[name] for name in (*hooks, "forward") if name in state}
+    instance_state = {name: state[name] for name in (*hooks, "forward") if name in state}
 
     def forward(*tensors: Any) -> Any:
         replaced = {name: state[name] for name in (*hooks, "forward")}
         try:
             state.pop("forward")
-            state.update(own)
+            state.update(instance_state)
             args, kwargs = call.rebuilt(tensors)
             result = flat(module(*args, **kwargs), f"what {type(module).__name__}.forward returns")
         finally:
@@ -167,7 +167,7 @@ def _flattened(module: torch.nn.Module, call: Flat, changed: Sequence[str], retu
         yield
     finally:
         state.pop("forward", None)
-        state.update(own)
+        state.update(instance_state)
 
 
 def _refuse_changed_inputs(program: Any) -> None:

@@ -74,7 +74,7 @@ def eager(
     module: torch.nn.Module,
     call: Flat,
     point: Point,
-    wanted: Sequence[str],
+    variables: Sequence[str],
     weights: Sequence[torch.Tensor | None] | None,
     roots: Sequence[bool] | None,
     *,
@@ -116,19 +116,20 @@ def eager(
             roots = [True] * len(outputs)
         if weights is None:
             weights = _drawn(outputs, roots)
-        sources = {name: state[name] if name in state else inputs[int(name.split("/")[1])] for name in wanted}
+        sources = {name: state[name] if name in state else inputs[int(name.split("/")[1])] for name in variables}
         pairs = [
             (output, weight.to(output.dtype))
             for output, weight, root in zip(outputs, weights, roots, strict=True)
             if weight is not None and root
         ]
-        found: Sequence[Any] = [None] * len(sources)
+        derivatives: Sequence[Any] = [None] * len(sources)
         if pairs and sources:
-            found = torch.autograd.grad(
+            derivatives = torch.autograd.grad(
                 [output for output, _ in pairs], [*sources.values()], [weight for _, weight in pairs], allow_unused=True
             )
     gradients = {
-        name: None if each is None else array(each.to_dense()) for name, each in zip(sources, found, strict=True)
+        name: None if gradient is None else array(gradient.to_dense())
+        for name, gradient in zip(sources, derivatives, strict=True)
     }
     buffers = {name: array(state[name]) for name in state if name in names}
     return Step(
@@ -198,35 +199,42 @@ def differences(
     actual: Step, single: Step, double: Step, *, names: Sequence[str], allowed: Tolerance
 ) -> dict[str, str]:
     """What differs by more than rounding, and how. `names`: of the outputs."""
-    found: dict[str, str] = {}
+    faults: dict[str, str] = {}
 
     def difference(arrays: Sequence[np.ndarray], floor: float) -> str:
-        mine, other, exact = export_difference.where_finite(*arrays)
+        actual_values, other, exact = export_difference.where_finite(*arrays)
         if single is double:
             exact = other.copy() if allowed.takes_single_for_exact else other
-        return export_difference.difference([mine, other, exact], allowed.relative, floor, allowed.rounding)
+        return export_difference.difference([actual_values, other, exact], allowed.relative, floor, allowed.rounding)
 
     if len(actual.outputs) != len(single.outputs) or actual.shape != single.shape:
         return {"the result": "of another structure"}
     for name, *values in zip(names, actual.outputs, single.outputs, double.outputs, strict=True):
-        found[name] = difference(values, 0.0)
-    for name, mine, other in zip(names, actual.differentiable, single.differentiable, strict=True):
-        if mine != other:
-            found[name] = f"{'with' if mine else 'without'} a gradient"
+        faults[name] = difference(values, 0.0)
+    for name, has_gradient, other in zip(names, actual.differentiable, single.differentiable, strict=True):
+        if has_gradient != other:
+            faults[name] = f"{'with' if has_gradient else 'without'} a gradient"
     floor = allowed.floor * max(_largest(single), _largest(double))
     for name, gradient in actual.gradients.items():
-        others = [step.gradients[name] for step in (single, double)]
-        shapes = [each.shape for each in (gradient, *others) if each is not None]
+        reference_gradients = [step.gradients[name] for step in (single, double)]
+        shapes = [
+            gradient_or_none.shape
+            for gradient_or_none in (gradient, *reference_gradients)
+            if gradient_or_none is not None
+        ]
         if shapes:
-            arrays = [np.zeros(shapes[0], np.float32) if each is None else each for each in (gradient, *others)]
-            found[f"the gradient of {name!r}"] = difference(arrays, floor)
+            arrays = [
+                np.zeros(shapes[0], np.float32) if gradient_or_none is None else gradient_or_none
+                for gradient_or_none in (gradient, *reference_gradients)
+            ]
+            faults[f"the gradient of {name!r}"] = difference(arrays, floor)
     for name, value in actual.buffers.items():
-        found[f"buffer {name!r}"] = difference([value, single.buffers[name], double.buffers[name]], 0.0)
-    return {what: fault for what, fault in found.items() if fault}
+        faults[f"buffer {name!r}"] = difference([value, single.buffers[name], double.buffers[name]], 0.0)
+    return {name: fault for name, fault in faults.items() if fault}
 
 
 def _largest(step: Step) -> float:
-    return export_difference.largest(each for each in step.gradients.values() if each is not None)
+    return export_difference.largest(gradient for gradient in step.gradients.values() if gradient is not None)
 
 
 def is_small(tensors: Mapping[str, torch.Tensor]) -> bool:
@@ -236,8 +244,8 @@ def is_small(tensors: Mapping[str, torch.Tensor]) -> bool:
 
 def refusal(name: str, faults: Mapping[str, str], model: onnx.ModelProto) -> UserError:
     """The error that names what differs, and the line that reads the first parameter."""
-    shown = [f"{what} is {fault}" for what, fault in list(faults.items())[:3]]
-    more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+    shown = [f"{name} is {fault}" for name, fault in list(faults.items())[:3]]
+    rest = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
     place = ""
     for node in model.graph.node:
         if any(f"the gradient of {source!r}" in faults for source in node.input):
@@ -245,7 +253,7 @@ def refusal(name: str, faults: Mapping[str, str], model: onnx.ModelProto) -> Use
             place = f"; it is read by node {node.name!r} ({node.op_type}){f' of {line}' if line else ''}"
             break
     return UserError(
-        f"the graphs do not compute what {name} computes: {'; '.join(shown)}{more}{place}",
+        f"the graphs do not compute what {name} computes: {'; '.join(shown)}{rest}{place}",
         fix='pass fallback="submodule" for the module that contains it, or report it with DebugOptions(save_onnx=True)',
     )
 

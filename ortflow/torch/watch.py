@@ -39,17 +39,17 @@ class Watch:
         parts = list(self._module.named_modules())
         holders: Holders = [getattr(modules, name) for name in _GLOBAL_HOOKS]
         constants: list[torch.Tensor] = []
-        hooks = [tuple([Same(hook) for hook in each.values()]) for each in holders]
+        hooks = [tuple([Same(hook) for hook in hooks_of_part.values()]) for hooks_of_part in holders]
         state: list[Hashable] = [*hooks]
         classes = set()
         for path, part in parts:
-            own = vars(part)
-            holders.append(own)
-            holders += [own[name] for name in (*_STORES, *_HOOKS)]
+            attributes = vars(part)
+            holders.append(attributes)
+            holders += [attributes[name] for name in (*_STORES, *_HOOKS)]
             state.append((path, Same(part), Same(type(part)), tuple([(n, Same(c)) for n, c in part._modules.items()])))
-            state += [tuple([Same(hook) for hook in own[name].values()]) for name in _HOOKS if own[name]]
+            state += [tuple([Same(hook) for hook in attributes[name].values()]) for name in _HOOKS if attributes[name]]
             state += [
-                (name, comparable(value, holders, constants)) for name, value in own.items() if name not in _OWN
+                (name, comparable(value, holders, constants)) for name, value in attributes.items() if name not in _OWN
             ]  # fmt: skip
             classes |= {kind for kind in type(part).__mro__ if not kind.__module__.startswith("torch.nn.")}
         for kind in sorted(classes - {object}, key=lambda kind: (kind.__module__, kind.__qualname__, id(kind))):
@@ -109,4 +109,8 @@ class Watch:
 
 def _views(holders: Holders) -> list[Any]:
     """Live views of what containers hold; the keys of dicts, too."""
-    return [view for each in holders for view in ((each, each.values()) if hasattr(each, "values") else (each,))]
+    return [
+        view
+        for container in holders
+        for view in ((container, container.values()) if hasattr(container, "values") else (container,))
+    ]

@@ -52,9 +52,11 @@ def check_model_to_train(path: Path) -> None:
         raise _refusal(data, "the weights of a model that export_for_training has written")
 
 
-def _refusal(path: Path, what: str, where: str | None = None) -> UserError:
+def _refusal(path: Path, noun: str, key_path: str | None = None) -> UserError:
     return UserError(
-        f"{path} exists and is not {what}, so it is not replaced", where=where, fix="choose another path, or remove it"
+        f"{path} exists and is not {noun}, so it is not replaced",
+        where=key_path,
+        fix="choose another path, or remove it",
     )
 
 

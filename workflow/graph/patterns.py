@@ -16,35 +16,35 @@ _NEAR = 0.6
 _SHOWN = 3
 
 
-def matches(pattern: str, names: Collection[str], where: str, what: str) -> list[str]:
+def matches(pattern: str, names: Collection[str], location: str, noun: str) -> list[str]:
     """The names that a pattern matches, in their order.
 
-    Raises UserError, which suggests the nearest names, if there is no match; `what` says what the names are.
+    Raises UserError, which suggests the nearest names, if there is no match; `noun` says what the names are.
     """
-    found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-    if not found:
+    matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+    if not matching:
         near = nearest(pattern, names)
         raise UserError(
-            f"the pattern {pattern!r} matches no {what}",
-            where=where,
+            f"the pattern {pattern!r} matches no {noun}",
+            where=location,
             fix=f"did you mean {' or '.join(map(repr, near))}?" if near else "`ortflow inspect` lists them",
         )
-    return found
+    return matching
 
 
 def nearest(pattern: str, names: Iterable[str]) -> list[str]:
     """The patterns nearest to one that matches nothing, best first: names, or parts of names with its asterisks."""
     before, after = pattern.startswith("*"), pattern.endswith("*")
     stem = pattern.strip("*").strip("./").lower()
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for name in names:
         for start, end in _parts(name, before, after):
             part = name[start:end]
             ratio = difflib.SequenceMatcher(None, stem, part.strip("./").lower()).ratio()
             if ratio >= _NEAR:
                 wild = f"{'*' if before and start else ''}{part}{'*' if after and end < len(name) else ''}"
-                found[wild] = max(ratio, found.get(wild, 0))
-    return sorted(found, key=lambda wild: (-found[wild], len(wild), wild))[:_SHOWN]
+                ratios[wild] = max(ratio, ratios.get(wild, 0))
+    return sorted(ratios, key=lambda wild: (-ratios[wild], len(wild), wild))[:_SHOWN]
 
 
 def _parts(name: str, before: bool, after: bool) -> Iterator[tuple[int, int]]:

@@ -101,14 +101,14 @@ class GraphSet:
 
     def elements(self, rows: int) -> dict[str, int]:
         """Input name -> elements of a micro-batch of so many samples, where that is known."""
-        found = {}
-        for each in self.inputs:
-            free = each.shape[1:].count(None)
-            length = self.lengths.get(each.name)
-            if free > (length is not None):
+        counts = {}
+        for batch_input in self.inputs:
+            open_axes = batch_input.shape[1:].count(None)
+            length = self.lengths.get(batch_input.name)
+            if open_axes > (length is not None):
                 continue
-            found[each.name] = rows * prod(length or 0 if dim is None else dim for dim in each.shape[1:])
-        return found
+            counts[batch_input.name] = rows * prod(length or 0 if dim is None else dim for dim in batch_input.shape[1:])
+        return counts
 
     def to_json(self) -> dict[str, Any]:
         """The set as JSON-serialisable data, without its folder."""

@@ -60,14 +60,14 @@ def move_moments(tensors: Tensors, gradients: list[torch.Tensor], options: Optio
     return [(1 - options.beta_1**step, 1 - options.beta_2**step) for step in tensors.steps]
 
 
-def check_range(where: str, **numbers: float | torch.Tensor) -> None:
+def check_range(owner: str, **numbers: float | torch.Tensor) -> None:
     """Raises UserError for a negative number."""
     for name, value in numbers.items():
         if not float(value) >= 0:
-            raise UserError(f"{name} is {float(value):g}", where=where, fix="it must not be negative")
+            raise UserError(f"{name} is {float(value):g}", where=owner, fix="it must not be negative")
 
 
-def check_fractions(where: str, betas: tuple[float, float]) -> None:
+def check_fractions(owner: str, betas: tuple[float, float]) -> None:
     """Raises UserError unless both are in [0, 1)."""
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise UserError(f"betas is {betas!r}", where=where, fix="use two numbers from 0 to below 1")
+        raise UserError(f"betas is {betas!r}", where=owner, fix="use two numbers from 0 to below 1")

@@ -20,6 +20,6 @@ def FP16_Optimizer(optimizer: T, **options: Any) -> T:  # noqa: N802 - the upstr
     if not callable(getattr(optimizer, "step", None)):
         raise UserError(f"it was given a {type(optimizer).__name__}", where="FP16_Optimizer", fix="pass an optimizer")
     if options:
-        what = f"Megatron-LM 1.1.5, for which {', '.join(options)} would be, is not supported"
-        raise UserError(what, where="FP16_Optimizer", fix="omit the options")
+        problem = f"Megatron-LM 1.1.5, for which {', '.join(options)} would be, is not supported"
+        raise UserError(problem, where="FP16_Optimizer", fix="omit the options")
     return optimizer

@@ -60,11 +60,11 @@ class FusedAdam(MultiTensorOptimizer):
         weight_decay: float = 0.0,
         set_grad_none: bool = True,
     ) -> None:
-        where = "FusedAdam"
+        class_name = "FusedAdam"
         if adam_w_mode not in list(AdamWMode):
-            raise UserError(f"adam_w_mode is {adam_w_mode!r}", where=where, fix="use an AdamWMode")
-        check_range(where, lr=lr, eps=eps, weight_decay=weight_decay)
-        check_fractions(where, betas=betas)
+            raise UserError(f"adam_w_mode is {adam_w_mode!r}", where=class_name, fix="use an AdamWMode")
+        check_range(class_name, lr=lr, eps=eps, weight_decay=weight_decay)
+        check_fractions(class_name, betas=betas)
         self.adam_w_mode, self.set_grad_none = AdamWMode(adam_w_mode), set_grad_none
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, {**defaults, "bias_correction": bias_correction})

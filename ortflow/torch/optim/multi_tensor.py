@@ -47,13 +47,13 @@ class Tensors:
     seconds: list[torch.Tensor]
     steps: list[int]
 
-    def part(self, chosen: Sequence[bool]) -> Tensors:
+    def part(self, mask: Sequence[bool]) -> Tensors:
         """Those that are chosen."""
 
         def some(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-            return [tensor for tensor, yes in zip(tensors, chosen, strict=False) if yes]
+            return [tensor for tensor, yes in zip(tensors, mask, strict=False) if yes]
 
-        steps = [step for step, yes in zip(self.steps, chosen, strict=True) if yes]
+        steps = [step for step, yes in zip(self.steps, mask, strict=True) if yes]
         return Tensors(some(self.parameters), some(self.gradients), some(self.firsts), some(self.seconds), steps)
 
 
@@ -83,12 +83,14 @@ def update(rule: Rule, tensors: Tensors, options: Options, otherwise: Callable[[
             )
     function = _library()
     groups = zip(tensors.parameters, tensors.gradients, strict=True)
-    ours = [function is not None and _is_ours(w) and _is_ours(g) for w, g in groups]
-    if function is not None and any(ours):
-        own = tensors if all(ours) else tensors.part(ours)
-        _call(function, rule, own, options)
-    if not all(ours):
-        otherwise(tensors if not any(ours) else tensors.part([not one for one in ours]), options)
+    supported = [function is not None and _is_ours(w) and _is_ours(g) for w, g in groups]
+    if function is not None and any(supported):
+        supported_tensors = tensors if all(supported) else tensors.part(supported)
+        _call(function, rule, supported_tensors, options)
+    if not all(supported):
+        otherwise(
+            tensors if not any(supported) else tensors.part([not is_supported for is_supported in supported]), options
+        )
 
 
 def _dtensor() -> Any:

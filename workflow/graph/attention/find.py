@@ -95,9 +95,9 @@ def drops_weights(node: onnx.NodeProto) -> bool:
 
 def _parameters(graph: onnx.GraphProto) -> list[str]:
     described = {value.name: value.type for value in graph.input}
-    known = {name: shapes.shape(described, name) for name in described}
+    shape_of = {name: shapes.shape(described, name) for name in described}
     return [
-        name for name, dims in known.items()
+        name for name, dims in shape_of.items()
         if dims is not None and None not in dims and shapes.element_type(described, name) == TensorProto.FLOAT
     ]  # fmt: skip
 
@@ -139,16 +139,17 @@ class _Writer:
         mask = self._masks.of(scores.added, scores.conditions, (str(dims[2]), str(dims[3])))
         result = result_of(view, product.output[0], guards)
         before = len(self._graph.node)
-        heads_first = [each.axes == ("b", "h", "t", "d") for each in (q, k, v)]
+        heads_first = [factor.axes == ("b", "h", "t", "d") for factor in (q, k, v)]
         names = [
-            each.value if first else self._by_tokens(each) for each, first in zip((q, k, v), heads_first, strict=True)
+            factor.value if first else self._by_tokens(factor)
+            for factor, first in zip((q, k, v), heads_first, strict=True)
         ]
         fed = self._mask(mask)
-        more, flags = self._drawn(weights.dropout)
+        drawn, flags = self._drawn(weights.dropout)
         o, stats = self._edit.fresh("attention"), self._edit.fresh("attention_stats")
         scale = scores.scale * q.scale * k.scale
         node = helper.make_node(
-            OPERATOR, [*names, *([fed] if fed or more else []), *more], [o, stats], f"{softmax.name or o}/{OPERATOR}",
+            OPERATOR, [*names, *([fed] if fed or drawn else []), *drawn], [o, stats], f"{softmax.name or o}/{OPERATOR}",
             domain=CUDA_DOMAIN, scale=float(scale), causal=int(mask.causal),
             heads_first=[int(first) for first in heads_first], **flags,
         )  # fmt: skip
@@ -181,17 +182,17 @@ class _Writer:
     def _check(self, q: Operand, k: Operand, v: Operand) -> tuple[int, int]:
         """Return the head size and the number of query heads. Raises Unfused if cuDNN does not support them."""
         dims = []
-        for each in (q, k, v):
-            sizes = self._view.dims(each.value)
-            dims.append({axis: sizes[place] for place, axis in enumerate(each.axes)})
+        for factor in (q, k, v):
+            sizes = self._view.dims(factor.value)
+            dims.append({axis: sizes[place] for place, axis in enumerate(factor.axes)})
         size, heads = dims[0]["d"], dims[0]["h"]
         if not isinstance(size, int) or not isinstance(heads, int):
             raise Unfused("the number or the size of its heads varies")
-        if any(each["d"] != size for each in dims):
+        if any(axis_sizes["d"] != size for axis_sizes in dims):
             raise Unfused("its keys and values differ in size")
         if size % 8 or size > LARGEST_HEAD:
             raise Unfused(f"its heads have the size {size}: up to {LARGEST_HEAD}, a multiple of 8 can be fused")
-        served = {(part["h"], each.repeat) for part, each in zip(dims[1:], (k, v), strict=True)}
+        served = {(part["h"], factor.repeat) for part, factor in zip(dims[1:], (k, v), strict=True)}
         if served != {(heads // k.repeat, k.repeat)} or heads % k.repeat:
             raise Unfused("keys and values have different numbers of heads, or numbers that do not divide the queries'")
         # Two unknown sizes are assumed equal: a broadcast axis has size 1.
@@ -200,14 +201,14 @@ class _Writer:
             raise Unfused("the batch may differ between queries, keys and values")
         return size, heads
 
-    def _by_tokens(self, found: Operand) -> str:
+    def _by_tokens(self, factor: Operand) -> str:
         """The operand as [batch, tokens, heads, size], without its scale."""
-        order = [found.axes.index(axis) for axis in "bthd"]
+        order = [factor.axes.index(axis) for axis in "bthd"]
         if order == [0, 1, 2, 3]:
-            return found.value
-        key = "turned", found.value, tuple(order)
+            return factor.value
+        key = "turned", factor.value, tuple(order)
         if key not in self._made:
-            self._made[key] = self._edit("Transpose", found.value, perm=order)
+            self._made[key] = self._edit("Transpose", factor.value, perm=order)
         return self._made[key]
 
     def _mask(self, mask: Mask) -> str:
@@ -260,8 +261,8 @@ class _Writer:
         """Whether a guard changes nothing, for any batch."""
         proof = self._view.proof
         arrays = proof.values(guard.value) if proof.is_constant(guard.value) else []
-        kept = 1 if guard.node.op_type == "Mul" else guard.place == 1
-        return bool(arrays) and all(bool((array == kept).all()) for array in arrays)
+        neutral = 1 if guard.node.op_type == "Mul" else guard.place == 1
+        return bool(arrays) and all(bool((array == neutral).all()) for array in arrays)
 
     def _blind(self, scores: Scores) -> str:
         """For each query, whether all keys are masked, so that its weights are NaN. Empty if that cannot happen."""
@@ -315,6 +316,6 @@ class _Writer:
         replace(graph.value_info, [*(value for value in graph.value_info if value.name not in names), *self._known])
         sort_nodes(graph)
         prune(graph)
-        if not any(each.domain == CUDA_DOMAIN for each in self._view.model.opset_import):
+        if not any(opset.domain == CUDA_DOMAIN for opset in self._view.model.opset_import):
             self._view.model.opset_import.append(helper.make_opsetid(CUDA_DOMAIN, 1))
         shapes.infer(self._view.model)

@@ -94,8 +94,8 @@ class Masks:
         if node is not None and (view.alias(node) or node.op_type == "Expand"):
             return self._add(mask, node.input[0], tokens)
         if node is not None and node.op_type == "Add":
-            for each in node.input:
-                self._add(mask, each, tokens)
+            for name_read in node.input:
+                self._add(mask, name_read, tokens)
             return None
         if node is not None and node.op_type == "Where":
             condition, yes, no = node.input

@@ -44,10 +44,10 @@ class View:
 
     def dims(self, value: str) -> list[Size]:
         """Sizes of a value's axes. Raises Unfused if the rank is unknown."""
-        found = shapes.named_shape(self.types, value)
-        if found is None:
+        dims = shapes.named_shape(self.types, value)
+        if dims is None:
             raise Unfused(f"the shape of {walk.quoted(value)} is not known")
-        return found
+        return dims
 
     def alias(self, node: onnx.NodeProto | None) -> bool:
         """Whether a node passes on its first input unchanged."""
@@ -72,11 +72,11 @@ class View:
         """For a product or quotient with one number: the other factor, and the number it is multiplied by."""
         if node is None or node.domain or node.op_type not in ("Mul", "Div"):
             return None
-        left, right = node.input
+        factor, right = node.input
         number = self.proof.number(right)
         if number is not None and not (node.op_type == "Div" and number == 0):
-            return left, number if node.op_type == "Mul" else 1 / number
-        number = self.proof.number(left) if node.op_type == "Mul" else None
+            return factor, number if node.op_type == "Mul" else 1 / number
+        number = self.proof.number(factor) if node.op_type == "Mul" else None
         return None if number is None else (right, number)
 
 
@@ -112,69 +112,69 @@ def operand(view: View, value: str, axes: str, *, grouped: bool) -> Operand:
     """
     if len(view.dims(value)) != len(axes):
         raise Unfused(f"{walk.quoted(value)} does not have {len(axes)} axes")
-    best = found = Operand(value, tuple(axes))
-    while (before := _before(view, found)) is not None and (grouped or before.repeat == 1):
-        found = before
-        if len(found.axes) == len(axes):
-            best = found
+    best = operand = Operand(value, tuple(axes))
+    while (before := _before(view, operand)) is not None and (grouped or before.repeat == 1):
+        operand = before
+        if len(operand.axes) == len(axes):
+            best = operand
     return best
 
 
-def _before(view: View, found: Operand) -> Operand | None:
-    node = view.maker(found.value)
+def _before(view: View, operand: Operand) -> Operand | None:
+    node = view.maker(operand.value)
     if node is None:
         return None
     if view.alias(node):
-        return replace(found, value=node.input[0])
+        return replace(operand, value=node.input[0])
     scaled = view.scaled(node)
-    if scaled is not None and len(view.dims(scaled[0])) == len(found.axes):
-        return replace(found, value=scaled[0], scale=found.scale * scaled[1])
+    if scaled is not None and len(view.dims(scaled[0])) == len(operand.axes):
+        return replace(operand, value=scaled[0], scale=operand.scale * scaled[1])
     if node.op_type == "Transpose":
-        order = attribute(node, "perm", list(reversed(range(len(found.axes)))))
+        order = attribute(node, "perm", list(reversed(range(len(operand.axes)))))
         axes = [""] * len(order)
         for after, before in enumerate(order):
-            axes[before] = found.axes[after]
-        return replace(found, value=node.input[0], axes=tuple(axes))
+            axes[before] = operand.axes[after]
+        return replace(operand, value=node.input[0], axes=tuple(axes))
     if node.op_type == "Reshape":
-        return _joined(view, node, found) or _split(view, node, found) or _shared(view, node, found)
+        return _joined(view, node, operand) or _split(view, node, operand) or _shared(view, node, operand)
     return None
 
 
-def _joined(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
+def _joined(view: View, node: onnx.NodeProto, operand: Operand) -> Operand | None:
     """Trace back through a Reshape of [b h, ...] to [b, h, ...]."""
     before, after = view.dims(node.input[0]), view.dims(node.output[0])
-    if found.axes[:2] != ("b", "h") or len(before) != 3 or None in before[1:] or before[1:] != after[2:]:
+    if operand.axes[:2] != ("b", "h") or len(before) != 3 or None in before[1:] or before[1:] != after[2:]:
         return None
-    return replace(found, value=node.input[0], axes=("bh", *found.axes[2:]))
+    return replace(operand, value=node.input[0], axes=("bh", *operand.axes[2:]))
 
 
-def _split(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
+def _split(view: View, node: onnx.NodeProto, operand: Operand) -> Operand | None:
     """Trace back through a Reshape of [b, h, ...] to [b h, ...]."""
     before, after = view.dims(node.input[0]), view.dims(node.output[0])
-    if found.axes[0] != "bh" or len(before) != 4 or None in before[2:] or before[2:] != after[1:]:
+    if operand.axes[0] != "bh" or len(before) != 4 or None in before[2:] or before[2:] != after[1:]:
         return None
-    return replace(found, value=node.input[0], axes=("b", "h", *found.axes[1:]))
+    return replace(operand, value=node.input[0], axes=("b", "h", *operand.axes[1:]))
 
 
-def _shared(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
+def _shared(view: View, node: onnx.NodeProto, operand: Operand) -> Operand | None:
     """Trace back through the nodes that repeat each head for a group of query heads.
 
     These are Unsqueeze to [b, h, 1, ...], Expand to [b, h, repeat, ...] and Reshape to [b, h repeat, ...].
     """
     expand = view.maker(node.input[0], "Expand")
-    if expand is None or found.axes[:2] != ("b", "h"):
+    if expand is None or operand.axes[:2] != ("b", "h"):
         return None
     unsqueeze = view.maker(expand.input[0], "Unsqueeze", "Reshape")
     if unsqueeze is None:
         return None
-    before, one = view.dims(unsqueeze.input[0]), view.dims(expand.input[0])
+    before, single = view.dims(unsqueeze.input[0]), view.dims(expand.input[0])
     many, after = view.dims(node.input[0]), view.dims(node.output[0])
-    if len(before) != 4 or len(one) != 5 or len(many) != 5 or len(after) != 4 or one[2] != 1:
+    if len(before) != 4 or len(single) != 5 or len(many) != 5 or len(after) != 4 or single[2] != 1:
         return None
     repeat, heads = many[2], before[1]
-    fits = one[:2] + one[3:] == before and many[3:] == one[3:] == after[2:]
+    fits = single[:2] + single[3:] == before and many[3:] == single[3:] == after[2:]
     if not fits or many[1] != heads or not isinstance(repeat, int) or not isinstance(heads, int):
         return None
     if after[1] != heads * repeat or many[0] not in (before[0], after[0]):
         return None
-    return replace(found, value=unsqueeze.input[0], repeat=found.repeat * repeat)
+    return replace(operand, value=unsqueeze.input[0], repeat=operand.repeat * repeat)

@@ -35,19 +35,21 @@ def unpack_heads(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
-    found = _found(copy)
-    if not found:
+    packed = _found(copy)
+    if not packed:
         return copy
     edit = Editor(graph)
-    for each in found:
-        width = each.heads * each.size
-        names = [f"{part.output[0]}/flat" for part in each.parts]
-        edit.write("Split", [each.flat, edit.ints(*[width] * _PARTS)], names, axis=2)
-        for name, part in zip(names, each.parts, strict=True):
-            heads = edit("Reshape", name, edit.ints(0, 0, each.heads, each.size), output=f"{part.output[0]}/heads")
+    for projection in packed:
+        width = projection.heads * projection.size
+        names = [f"{part.output[0]}/flat" for part in projection.parts]
+        edit.write("Split", [projection.flat, edit.ints(*[width] * _PARTS)], names, axis=2)
+        for name, part in zip(names, projection.parts, strict=True):
+            heads = edit(
+                "Reshape", name, edit.ints(0, 0, projection.heads, projection.size), output=f"{part.output[0]}/heads"
+            )
             edit("Transpose", heads, output=part.output[0], perm=[0, 2, 1, 3])
-    dropped = {part.output[0] for each in found for part in each.parts}
-    last = len(graph.node) - sum(1 + 2 * _PARTS for _ in found)
+    dropped = {part.output[0] for projection in packed for part in projection.parts}
+    last = len(graph.node) - sum(1 + 2 * _PARTS for _ in packed)
     replace(graph.node, [n for place, n in enumerate(graph.node) if place >= last or n.output[0] not in dropped])
     sort_nodes(graph)
     prune(graph)
@@ -62,8 +64,8 @@ def _found(model: onnx.ModelProto) -> list[_Packed]:
     for node in graph.node:
         for name in walk.inputs(node):
             readers.setdefault(name, []).append(node)
-    given = {value.name for value in graph.output}
-    found = []
+    outputs = {value.name for value in graph.output}
+    projections = []
     for node in graph.node:
         if node.op_type != "Transpose" or node.domain or attributes_of(node).get("perm") != _PERMUTATION:
             continue
@@ -86,15 +88,17 @@ def _found(model: onnx.ModelProto) -> list[_Packed]:
             continue
         parts: dict[int, onnx.NodeProto] = {}
         inner = readers.get(node.output[0], [])
-        for each in inner:
-            place = _place(each, constants)
-            after = readers.get(each.output[0], [])
+        for gather in inner:
+            place = _place(gather, constants)
+            after = readers.get(gather.output[0], [])
             if place is not None and len(after) == 1 and _is_squeeze(after[0], constants):
                 parts[place] = after[0]
-        whole = len(inner) == _PARTS and sorted(parts) == [*range(_PARTS)]
-        if whole and not given.intersection([node.output[0], *(each.output[0] for each in inner)]):
-            found.append(_Packed(reshape.input[0], dims[3], dims[4], tuple(parts[place] for place in range(_PARTS))))
-    return found
+        complete = len(inner) == _PARTS and sorted(parts) == [*range(_PARTS)]
+        if complete and not outputs.intersection([node.output[0], *(gather.output[0] for gather in inner)]):
+            projections.append(
+                _Packed(reshape.input[0], dims[3], dims[4], tuple(parts[place] for place in range(_PARTS)))
+            )
+    return projections
 
 
 def _place(node: onnx.NodeProto, constants: dict[str, np.ndarray]) -> int | None:

@@ -66,31 +66,31 @@ def scores_of(view: View, value: str) -> Scores | None:
         return scores_of(view, node.input[0])
     scaled = view.scaled(node)
     if scaled is not None:
-        found = scores_of(view, scaled[0])
-        if found is not None and (found.added or found.conditions):
+        scores = scores_of(view, scaled[0])
+        if scores is not None and (scores.added or scores.conditions):
             raise Unfused("its scores are scaled after the mask")
-        if found is not None:
-            found.scale *= scaled[1]
-        return found
+        if scores is not None:
+            scores.scale *= scaled[1]
+        return scores
     if node.op_type == "Add":
         for product, mask in (node.input, reversed(node.input)):
-            found = scores_of(view, product)
-            if found is not None:
-                if found.fill is not None and found.fill > _FAR:
+            scores = scores_of(view, product)
+            if scores is not None:
+                if scores.fill is not None and scores.fill > _FAR:
                     raise Unfused("something is added to its scores after the mask")
-                found.added.append(mask)
-                return found
+                scores.added.append(mask)
+                return scores
     if node.op_type == "Where":
         condition, yes, no = node.input
         for product, fill, negated in ((yes, no, False), (no, yes, True)):
             number = view.proof.number(fill)
             if number is None or number > LOW:
                 continue
-            found = scores_of(view, product)
-            if found is not None:
-                found.conditions.append(Condition(condition, negated))
-                found.fill = max(number, number if found.fill is None else found.fill)
-                return found
+            scores = scores_of(view, product)
+            if scores is not None:
+                scores.conditions.append(Condition(condition, negated))
+                scores.fill = max(number, number if scores.fill is None else scores.fill)
+                return scores
     return None
 
 
@@ -113,10 +113,10 @@ def weights_of(view: View, value: str) -> Weights | None:
         if value in view.outputs or not readers:
             return None
         checks = [node for node in readers if node.op_type == "IsNaN" and not node.domain]
-        others = [node for node in readers if node not in checks]
-        if len(others) != 1 or others[0].domain:
+        consumers = [node for node in readers if node not in checks]
+        if len(consumers) != 1 or consumers[0].domain:
             return None
-        (node,) = others
+        (node,) = consumers
         if node.op_type == "MatMul" and not checks:
             return Weights(node, guards, dropout) if node.input[0] == value and node.input[1] != value else None
         if node.op_type == "Where" and value in node.input[1:]:
@@ -126,7 +126,7 @@ def weights_of(view: View, value: str) -> Weights | None:
                 raise Unfused("its weights have several dropouts, or checks before one")
             dropout = _dropout(view, node)
         elif checks or not view.alias(node):
-            if any(each.op_type == "MatMul" for each, _ in view.readers.get(node.output[0], [])):
+            if any(reader.op_type == "MatMul" for reader, _ in view.readers.get(node.output[0], [])):
                 raise Unfused(f"its weights go through {walk.called(node)}")
             return None
         value = node.output[0]

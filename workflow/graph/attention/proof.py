@@ -50,12 +50,12 @@ class Proof:
             if node is None or not self._is_computed(node):
                 self._constant[value] = value in self._tensors or (node is not None and self._has_known_rank(node))
                 continue
-            before = [each for each in node.input if each]
-            unknown = [each for each in before if each not in self._constant]
+            before = [name_read for name_read in node.input if name_read]
+            unknown = [name_read for name_read in before if name_read not in self._constant]
             if unknown:
                 waiting += unknown
             else:
-                self._constant[value] = all(self._constant[each] for each in before)
+                self._constant[value] = all(self._constant[name_read] for name_read in before)
         return self._constant[name]
 
     def _is_computed(self, node: onnx.NodeProto) -> bool:
@@ -74,8 +74,8 @@ class Proof:
         """The number that all elements of a constant value equal, for all sizes; None if there is none."""
         if name not in self._numbers:
             self._numbers[name] = None
-            found = shapes.shape(self._types, name)
-            if found is not None and all(size == 1 for size in found) and self.is_constant(name):
+            dims = shapes.shape(self._types, name)
+            if dims is not None and all(size == 1 for size in dims) and self.is_constant(name):
                 values = {float(array.reshape(-1)[0]) for array in self.values(name)}
                 self._numbers[name] = values.pop() if len(values) == 1 else None
         return self._numbers[name]
@@ -89,23 +89,23 @@ class Proof:
             return [numpy_helper.to_array(self._tensors[name])]
         nodes = [self._model.graph.node[place] for place in sorted(needed_by(self._model.graph.node, [name]))]
         nodes = self._without_what_shapes_read(nodes, name)
-        read = {each for node in nodes for each in node.input}
+        read = {name_read for node in nodes for name_read in node.input}
         tensors = [tensor for tensor in self._model.graph.initializer if tensor.name in read]
-        found = []
+        arrays = []
         for sizes in self._choices(nodes, tensors, lengths):
             array = self._evaluated(name, nodes, tensors, sizes)
             if array is None:
                 return []
-            found.append(array)
-        return found
+            arrays.append(array)
+        return arrays
 
     def _without_what_shapes_read(self, nodes: Sequence[onnx.NodeProto], name: str) -> list[onnx.NodeProto]:
-        wanted, kept = {name}, []
+        needs, chain = {name}, []
         for node in reversed(nodes):
-            if wanted.intersection(node.output):
-                kept.append(node)
-                wanted.update(() if node.op_type == "Shape" else node.input)
-        return kept[::-1]
+            if needs.intersection(node.output):
+                chain.append(node)
+                needs.update(() if node.op_type == "Shape" else node.input)
+        return chain[::-1]
 
     def _choices(
         self, nodes: Sequence[onnx.NodeProto], tensors: Sequence[onnx.TensorProto], lengths: Collection[str]
@@ -133,16 +133,16 @@ class Proof:
         tensors: Sequence[onnx.TensorProto],
         sizes: Mapping[str, int],
     ) -> np.ndarray | None:
-        constants, kept = list(tensors), []
+        constants, chain = list(tensors), []
         for node in nodes:
             if node.op_type != "Shape":
-                kept.append(node)
+                chain.append(node)
                 continue
             dims = [_product(size, sizes) for size in shapes.named_shape(self._types, node.input[0]) or ()]
             dims = dims[attribute(node, "start", 0) : attribute(node, "end", None)]
             constants.append(numpy_helper.from_array(np.array(dims, np.int64), node.output[0]))
         result = helper.make_value_info(name, onnx.TypeProto())
-        graph = helper.make_graph(kept, "proof", [], [result], constants)
+        graph = helper.make_graph(chain, "proof", [], [result], constants)
         model = helper.make_model(graph, opset_imports=self._model.opset_import)
         try:
             (array,) = ReferenceEvaluator(model).run([name], {})

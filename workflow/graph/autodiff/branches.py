@@ -31,8 +31,8 @@ def branches(b: Backward) -> GradientsByName:
     if not values:
         return
     graphs = {name: part.graph_of(values) for name, part in parts.items()}
-    found = b.several("If", len(values), b.input(0), **graphs)
-    yield from zip(values, found, strict=True)
+    results = b.several("If", len(values), b.input(0), **graphs)
+    yield from zip(values, results, strict=True)
 
 
 class _Part:
@@ -51,23 +51,23 @@ class _Part:
             model.graph.node.append(helper.make_node("Identity", [model.graph.output[place].name], [name]))
         described = [helper.make_value_info(name, model.graph.output[place].type) for name, place in names.items()]
         make_outputs(model.graph, described)
-        given = {name: b.context.fresh(f"{name}_gradient") for name in names}
-        derived, reached = vector_jacobian_product(model, branch.variables, {}, given)
-        made = {f"{value}_grad": value for value in reached}
-        make_outputs(derived.graph, [value for value in derived.graph.output if value.name in made])
+        incoming = {name: b.context.fresh(f"{name}_gradient") for name in names}
+        derived, reached = vector_jacobian_product(model, branch.variables, {}, incoming)
+        outputs = {f"{value}_grad": value for value in reached}
+        make_outputs(derived.graph, [value for value in derived.graph.output if value.name in outputs])
         prune(derived.graph)
         # What later rewrites the main graph leaves branches as they are.
         graph = compose(derived).graph
         check_repeatable(b, graph)
         replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in branch.captured])
-        renamed = {given[name]: b.gradient(place) for name, place in names.items()}
+        renamed = {incoming[name]: b.gradient(place) for name, place in names.items()}
         renamed |= {name: b.context.fresh(name) for name in made_in(graph)}
         for node in graph.node:
             rename_values(node, renamed)
         for tensor in graph.initializer:
             tensor.name = renamed[tensor.name]
         self._nodes, self._constants = list(graph.node), list(graph.initializer)
-        self.gradients = {value: renamed[name] for name, value in made.items()}
+        self.gradients = {value: renamed[name] for name, value in outputs.items()}
         """Captured value -> its gradient in this branch, for those that have one."""
 
     def graph_of(self, values: Collection[str]) -> onnx.GraphProto:
@@ -100,28 +100,28 @@ def made_in(graph: onnx.GraphProto) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def check_statistics(b: Backward, branch: onnx.GraphProto, where: str = "one of its branches") -> None:
+def check_statistics(b: Backward, branch: onnx.GraphProto, region: str = "one of its branches") -> None:
     """Raises UserError for statistics of a batch: `objective.modes` updates and uses only those of the main graph."""
     for node in walk.nodes(branch.node):
         if node.op_type == "BatchNormalization" and node.domain == "" and attribute(node, "training_mode", 0):
-            raise b.refusal(f"{walk.called(node)} in {where} is in training mode")
+            raise b.refusal(f"{walk.called(node)} in {region} is in training mode")
 
 
-def check_repeatable(b: Backward, gradient: onnx.GraphProto, where: str = "one of its branches") -> None:
+def check_repeatable(b: Backward, gradient: onnx.GraphProto, region: str = "one of its branches") -> None:
     """Raises UserError if a subgraph of the gradient draws random numbers again, which would be others."""
     for node in walk.nodes(gradient.node):
         # ONNX Runtime has forms of Dropout, such as BiasDropout.
         dropout = node.op_type.endswith("Dropout") and (node.domain != "" or _draws(node, gradient))
         if dropout or node.op_type in RANDOM:
-            raise b.refusal(f"{walk.called(node)} in {where} would draw other random numbers again")
+            raise b.refusal(f"{walk.called(node)} in {region} would draw other random numbers again")
 
 
 def _draws(node: onnx.NodeProto, graph: onnx.GraphProto) -> bool:
     """Whether a Dropout is, or may be, in training mode."""
     mode = [*node.input, "", ""][2]
     tensors = {tensor.name: tensor for tensor in graph.initializer}
-    for each in walk.nodes(graph.node):
-        if each.op_type == "Constant" and each.output[0] == mode:
-            tensors[mode] = attribute(each, "value", None)
-    known = tensors.get(mode)
-    return bool(mode) and (known is None or bool(numpy_helper.to_array(known).any()))
+    for inner in walk.nodes(graph.node):
+        if inner.op_type == "Constant" and inner.output[0] == mode:
+            tensors[mode] = attribute(inner, "value", None)
+    tensor = tensors.get(mode)
+    return bool(mode) and (tensor is None or bool(numpy_helper.to_array(tensor).any()))

@@ -39,8 +39,8 @@ def by_batch_gradients(
     of_centred = w("Neg", w("Div", w("Mul", along, w("Mul", inverse, inverse)), count))
     offset = w("Neg", w("Div", of_bias, count))
     rest = w("Add", w("Mul", centred, column(w, of_centred)), column(w, offset))
-    found = w("Mul", w("Add", rows, rest), column(w, slope))
-    return w("Reshape", found, shape), w("Mul", along, inverse), of_bias
+    of_data = w("Mul", w("Add", rows, rest), column(w, slope))
+    return w("Reshape", of_data, shape), w("Mul", along, inverse), of_bias
 
 
 def _over_channels(w: Replacement, value: str) -> str:
@@ -98,16 +98,16 @@ def _over_replicas(b: Backward, channel: int, replicas: int) -> Gradients:
     of_bias, along = _over_channels(b, rows), _over_channels(b, b("Mul", rows, centred))
     if b.wants(0):
         count = b("Cast", b("Div", b("Size", x), b("Size", scale)), to=1)
-        own = b("Concat", of_bias, along, b("Reshape", count, b.ints(1)), axis=0)
-        whole = collective(b, Kind.ALL_REDUCE, own, channel, replicas)
+        local = b("Concat", of_bias, along, b("Reshape", count, b.ints(1)), axis=0)
+        total = collective(b, Kind.ALL_REDUCE, local, channel, replicas)
         width = b("Reshape", b("Size", scale), b.ints(1))
         sums = [b.fresh(name) for name in ("of_bias", "along", "count")]
-        b.write("Split", [whole, b("Concat", width, width, b.ints(1), axis=0)], sums, axis=0)
+        b.write("Split", [total, b("Concat", width, width, b.ints(1), axis=0)], sums, axis=0)
         of_centred = b("Neg", b("Div", b("Mul", sums[1], b("Mul", inverse, inverse)), sums[2]))
         offset = b("Neg", b("Div", sums[0], sums[2]))
         rest = b("Add", b("Mul", centred, column(b, of_centred)), column(b, offset))
-        found = b("Mul", b("Add", rows, rest), column(b, b("Mul", scale, inverse)))
-        yield 0, b("Reshape", found, b("Shape", x))
+        of_data = b("Mul", b("Add", rows, rest), column(b, b("Mul", scale, inverse)))
+        yield 0, b("Reshape", of_data, b("Shape", x))
     if b.wants(1):
         yield 1, b("Mul", along, inverse)
     if b.wants(2):
@@ -136,8 +136,8 @@ def instance_normalization(b: Backward) -> Gradients:
     if b.wants(0):
         along = b("Mul", normal, b("ReduceMean", outer, axis, keepdims=1))
         rest = b("Sub", b("Sub", rows, b("ReduceMean", rows, axis, keepdims=1)), along)
-        found = b("Mul", rest, b("Mul", inverse, column(b, b.input(1))))
-        yield 0, b("Reshape", found, b("Shape", b.input(0)))
+        of_data = b("Mul", rest, b("Mul", inverse, column(b, b.input(1))))
+        yield 0, b("Reshape", of_data, b("Shape", b.input(0)))
     if b.wants(1):
         yield 1, _over_channels(b, outer)
     if b.wants(2):
@@ -148,8 +148,8 @@ def instance_normalization(b: Backward) -> Gradients:
 def group_normalization(b: Backward) -> Gradients:
     inputs = b.gradient(), b.input(0), b.input(1), b.saved_output(1), b.saved_output(2)
     groups = b.attribute("num_groups", 1)
-    found = b.several("GroupNormalizationGrad", 3, *inputs, domain=MICROSOFT, num_groups=groups)
-    yield 0, found[0]
+    gradients = b.several("GroupNormalizationGrad", 3, *inputs, domain=MICROSOFT, num_groups=groups)
+    yield 0, gradients[0]
     for place in (1, 2):
         if b.wants(place):
-            yield place, b.reshaped(found[place], b.input(place))
+            yield place, b.reshaped(gradients[place], b.input(place))

@@ -29,6 +29,6 @@ def collective_gradient(backward: Backward) -> Gradients:
 def shared_cross_entropy(backward: Backward) -> Gradients:
     """Each part's scores have a gradient of their own, which needs the sum over all parts alone."""
     (labels, scores), flags = backward.node.input, attributes_of(backward.node)
-    kept = {name: flags[name] for name in shared_entropy.LABELS if name in flags}
+    label_flags = {name: flags[name] for name in shared_entropy.LABELS if name in flags}
     inputs = [labels, backward.gradient(), scores, backward.saved_output(1)]
-    yield 1, backward(shared_entropy.GRADIENT, *inputs, domain=CUDA_DOMAIN, **kept)
+    yield 1, backward(shared_entropy.GRADIENT, *inputs, domain=CUDA_DOMAIN, **label_flags)

@@ -39,8 +39,8 @@ def compose(
     if not any(map(is_written_out, graph.node)):
         return copy
     # Shape inference cannot recover what `differentiate` knows about the values of its nodes.
-    known = described(graph)
-    types = {name: value.type for name, value in known.items()}
+    descriptions = described(graph)
+    types = {name: value.type for name, value in descriptions.items()}
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     for tensor in graph.initializer:
         types[tensor.name] = onnx.helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
@@ -62,15 +62,15 @@ def compose(
 
 def _without_names(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
     """The nodes without each Identity that only renames another node's output."""
-    made = {name for node in nodes for name in node.output}
+    produced = {name for node in nodes for name in node.output}
     names: dict[str, str] = {}
-    kept = []
+    nodes_left = []
     for node in nodes:
-        if node.op_type == "Identity" and node.input[0] in made and node.input[0] not in names:
+        if node.op_type == "Identity" and node.input[0] in produced and node.input[0] not in names:
             names[node.input[0]] = node.output[0]
         else:
-            kept.append(node)
-    for node in kept:
+            nodes_left.append(node)
+    for node in nodes_left:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
-    return kept
+    return nodes_left

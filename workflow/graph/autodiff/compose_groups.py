@@ -31,8 +31,8 @@ def group_norm(w: Replacement) -> None:
     else:
         placeholders = w.constant(np.ones(groups)), w.constant(np.zeros(groups))
         normal = w("InstanceNormalization", rows, *placeholders, epsilon=epsilon)
-    whole = _channels(w, normal, scale, groups)
-    moved = w("Add", w("Mul", whole, _column(w, scale)), _column(w, bias))
+    normalised = _channels(w, normal, scale, groups)
+    moved = w("Add", w("Mul", normalised, _column(w, scale)), _column(w, bias))
     w.done(w("Reshape", moved, w("Shape", x)), mean, inverse)
 
 
@@ -60,8 +60,8 @@ def group_norm_gradient(w: Replacement) -> None:
     slope = w("Reshape", w("Mul", inverse, w("Reshape", scale, w.ints(groups, -1))), w("Shape", across))
     steep = w("Reshape", w("Mul", rows, slope), w("Shape", normal))
     rest = w("Add", w("Mul", normal, mean_over_group(along)), mean_over_group(across))
-    found = w("Reshape", w("Sub", steep, rest), w("Shape", x))
-    w.done(found, *(w("ReduceSum", sums, w.ints(0, _VALUES), keepdims=0) for sums in (along, across)))
+    dx = w("Reshape", w("Sub", steep, rest), w("Shape", x))
+    w.done(dx, *(w("ReduceSum", sums, w.ints(0, _VALUES), keepdims=0) for sums in (along, across)))
 
 
 def _channels(w: Replacement, value: str, scale: str, groups: int) -> str:

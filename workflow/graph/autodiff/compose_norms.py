@@ -49,10 +49,10 @@ def layer_norm(w: Replacement) -> None:
             raise w.refusal("the rank of its input is not known")
         axis -= rank
     dx, dscale = normalization_gradients(w, gradient, x, scale, "".join(means), inverse, range(axis, 0))
-    found = [dx if w.output(0) else ""]
+    gradients = [dx if w.output(0) else ""]
     for place, value in ((1, dscale), (2, gradient)):
-        found.append(_over_rows(w, value, scale, axis, rank) if w.output(place) else "")
-    w.done(*found)
+        gradients.append(_over_rows(w, value, scale, axis, rank) if w.output(place) else "")
+    w.done(*gradients)
 
 
 def _over_rows(w: Replacement, value: str, scale: str, axis: int, rank: int | None) -> str:
@@ -73,8 +73,8 @@ def cross_entropy(w: Replacement) -> None:
     weights, ignored, reduction = w.input(3), w.attribute("ignore_index", None), w.attribute("reduction", "mean")
     weight, counted = "", ""
     if ignored is not None:
-        whole = shapes.element_type(w.context.types, labels) == TensorProto.INT32
-        kind = "int32" if whole else "int64"
+        is_int32 = shapes.element_type(w.context.types, labels) == TensorProto.INT32
+        kind = "int32" if is_int32 else "int64"
         counted = w("Equal", labels, w.constant(ignored, kind))
         labels = w("Where", counted, w.constant(0, kind), labels)
     if weights:
@@ -85,13 +85,13 @@ def cross_entropy(w: Replacement) -> None:
         # If no label counts, the result is 0 / 0, as the loss is.
         total = w("ReduceSum", weight, keepdims=0) if weight else w("Cast", w("Size", labels), to=TensorProto.FLOAT)
         gradient = w("Div", gradient, total)
-    each = w("Mul", gradient, weight) if weight else gradient
+    row_gradient = w("Mul", gradient, weight) if weight else gradient
     if reduction != "none" and not weight:
-        each = w("Expand", each, w("Shape", labels))
-    each = w("Unsqueeze", each, w.ints(1))
-    probabilities = w("Mul", w("Exp", logarithms), each)
+        row_gradient = w("Expand", row_gradient, w("Shape", labels))
+    row_gradient = w("Unsqueeze", row_gradient, w.ints(1))
+    probabilities = w("Mul", w("Exp", logarithms), row_gradient)
     places = w("Unsqueeze", labels, w.ints(1))
-    w.done(w("ScatterElements", probabilities, places, w("Neg", each), axis=1, reduction="add"))
+    w.done(w("ScatterElements", probabilities, places, w("Neg", row_gradient), axis=1, reduction="add"))
 
 
 NORMS: dict[str, Callable[[Replacement], None]] = {

@@ -25,13 +25,13 @@ _WEIGHTS_PER_PIXEL = 4096
 
 def kernel_of(w: Replacement, place: int) -> list[int]:
     """Sizes of the kernel that input `place` holds. Raises UserError if they are unknown."""
-    given = w.attribute("kernel_shape", None)
-    if given:
-        return [int(size) for size in given]
-    found = shapes.shape(w.context.types, w.input(place))
-    if found is None or None in found[SPATIAL:]:
+    kernel_shape = w.attribute("kernel_shape", None)
+    if kernel_shape:
+        return [int(size) for size in kernel_shape]
+    dims = shapes.shape(w.context.types, w.input(place))
+    if dims is None or None in dims[SPATIAL:]:
         raise w.refusal("the shape of its weight is not known")
-    return [size for size in found[SPATIAL:] if size is not None]
+    return [size for size in dims[SPATIAL:] if size is not None]
 
 
 def data_gradient(w: Replacement, gradient: str, weight: str, windows: Windows, x: str, group: int) -> str:
@@ -54,15 +54,15 @@ def data_gradient(w: Replacement, gradient: str, weight: str, windows: Windows, 
     # A convolution of the gradient with each kernel flipped, with input and output channels exchanged.
     outer, inner = dims[0] or 0, dims[1] or 0
     volume = math.prod(windows.kernel)
-    each = outer // group
+    outer_of_group = outer // group
     if group == 1 and volume == 1:
         turned = w("Transpose", weight, perm=[1, 0, *range(SPATIAL, len(dims))])
     else:
-        parts = w("Transpose", w("Reshape", weight, w.ints(group, each, inner, volume)), perm=[3, 0, 2, 1])
+        parts = w("Transpose", w("Reshape", weight, w.ints(group, outer_of_group, inner, volume)), perm=[3, 0, 2, 1])
         if volume > 1:
             parts = w("Gather", parts, w.ints(*reversed(range(volume))))
         turned = w("Transpose", parts, perm=[1, 2, 3, 0])
-        turned = w("Reshape", turned, w.ints(group * inner, each, *windows.kernel))
+        turned = w("Reshape", turned, w.ints(group * inner, outer_of_group, *windows.kernel))
     return w("Conv", gradient, turned, group=group, dilations=windows.dilations, pads=[*begins, *ends])
 
 
@@ -88,8 +88,8 @@ def weight_gradient(w: Replacement, gradient: str, image: str, weight: str, wind
     for place in itertools.product(*map(range, windows.kernel)):
         columns = w("Reshape", met(w, turned, windows, place, gradient), w.ints(0, -1))
         parts.append(w("Unsqueeze", w("Gemm", rows, columns, transB=1), w.ints(2)))
-    whole = w("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
-    return w("Reshape", whole, w.ints(0, 0, *windows.kernel))
+    total = w("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
+    return w("Reshape", total, w.ints(0, 0, *windows.kernel))
 
 
 def _padded(w: Replacement, image: str, windows: Windows) -> str:
@@ -115,8 +115,8 @@ def _by_products(w: Replacement, gradient: str, image: str, windows: Windows) ->
     for place in itertools.product(*map(range, windows.kernel)):
         product = w("Mul", w("Reshape", met(w, padded, windows, place, gradient), flat), rows)
         parts.append(w("Unsqueeze", w("ReduceSum", product, over, keepdims=0), w.ints(1)))
-    whole = w("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
-    return w("Reshape", whole, w.ints(-1, 1, *windows.kernel))
+    columns = w("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+    return w("Reshape", columns, w.ints(-1, 1, *windows.kernel))
 
 
 def _by_convolution(
@@ -134,7 +134,7 @@ def _by_convolution(
         image = w("Reshape", turned, w("Concat", w.ints(0), count, size, axis=0))
     else:
         image = w("Transpose", image, perm=swapped)
-    whole = w(
+    product = w(
         "Conv",
         image,
         w("Transpose", gradient, perm=swapped),
@@ -151,8 +151,8 @@ def _by_convolution(
         for size, count, stride, reach, begin, end in extents
     ):
         # Elements that no window covers make the result larger.
-        whole = w("Slice", whole, w.ints(*(0 for _ in spatial)), w.ints(*windows.kernel), w.ints(*spatial))
-    return w("Transpose", whole, perm=swapped)
+        product = w("Slice", product, w.ints(*(0 for _ in spatial)), w.ints(*windows.kernel), w.ints(*spatial))
+    return w("Transpose", product, perm=swapped)
 
 
 def bias_gradient(w: Replacement, gradient: str, axes: int) -> str:
@@ -167,9 +167,9 @@ def convolution(b: Backward) -> Gradients:
     windows, image, first = windows_of(b, b.input(0), kernel, sizes_of(b, b.input(0), axes))
     # For groups, ConvGrad clears memory that it does not own unless the kernel has two axes.
     if not first and (axes == 2 or group == 1):
-        wanted = [b.wants(place) for place in range(3)]
-        given, written = (b.gradient(), *b.node.input[:2]), _written(windows, group)
-        names = b.some("ConvGrad", wanted, *given, domain=MICROSOFT, **written)
+        wants = [b.wants(place) for place in range(3)]
+        inputs, flags = (b.gradient(), *b.node.input[:2]), _written(windows, group)
+        names = b.some("ConvGrad", wants, *inputs, domain=MICROSOFT, **flags)
         yield from ((place, name) for place, name in enumerate(names) if name)
         return
     if b.wants(2):
@@ -177,8 +177,8 @@ def convolution(b: Backward) -> Gradients:
     if b.wants(1):
         yield 1, weight_gradient(b, b.gradient(), image, b.input(1), windows, group)
     if b.wants(0):
-        found = data_gradient(b, b.gradient(), b.input(1), windows, image, group)
-        yield 0, cropped(b, found, first, b.input(0))
+        of_data = data_gradient(b, b.gradient(), b.input(1), windows, image, group)
+        yield 0, cropped(b, of_data, first, b.input(0))
 
 
 @rule("ConvTranspose")
@@ -191,13 +191,13 @@ def transposed(b: Backward) -> Gradients:
     windows = _of_transposed(b, kernel)
     if b.wants(2):
         yield 2, bias_gradient(b, b.gradient(), axes)
-    written = _written(windows, group)
+    flags = _written(windows, group)
     if b.wants(1):
-        given = b.input(0), b.gradient(), b.input(1)
-        _, found, _ = b.some("ConvGrad", [False, True, False], *given, domain=MICROSOFT, **written)
-        yield 1, found
+        inputs = b.input(0), b.gradient(), b.input(1)
+        _, of_weight, _ = b.some("ConvGrad", [False, True, False], *inputs, domain=MICROSOFT, **flags)
+        yield 1, of_weight
     if b.wants(0):
-        yield 0, b("Conv", b.gradient(), b.input(1), **written)
+        yield 0, b("Conv", b.gradient(), b.input(1), **flags)
 
 
 def _written(windows: Windows, group: int) -> dict[str, Any]:
@@ -217,22 +217,22 @@ def _of_transposed(b: Backward, kernel: list[int]) -> Windows:
     ones = [1] * axes
     strides, dilations = b.attribute("strides", None) or ones, b.attribute("dilations", None) or ones
     pads = b.attribute("pads", None) or [0] * (2 * axes)
-    mode, asked = b.attribute("auto_pad", "NOTSET"), b.attribute("output_shape", None)
+    mode, output_shape = b.attribute("auto_pad", "NOTSET"), b.attribute("output_shape", None)
     extra = b.attribute("output_padding", None) or [0] * axes
     sizes = sizes_of(b, b.output(0), axes)
     if any(n >= stride for n, stride in zip(extra, strides, strict=True)):
         # ONNX Runtime computes a different result in this case, or none.
         raise b.refusal("its output_padding is not below its strides")
-    if mode == "VALID" and not asked:
+    if mode == "VALID" and not output_shape:
         pads = [0] * (2 * axes)
-    elif asked or mode != "NOTSET":
+    elif output_shape or mode != "NOTSET":
         begins, ends = [], []
         for axis, size in enumerate(sizes_of(b, b.input(0), axes)):
             reach = dilations[axis] * (kernel[axis] - 1) + 1
-            if asked and size is None:
+            if output_shape and size is None:
                 raise b.refusal("its pads depend on a size that is not known")
             # Without a requested size, the output has one stride per input element.
-            lacking = asked[axis] - strides[axis] * ((size or 0) - 1) if asked else strides[axis]
+            lacking = output_shape[axis] - strides[axis] * ((size or 0) - 1) if output_shape else strides[axis]
             total = extra[axis] + reach - lacking
             if total < 0:
                 raise b.refusal("its output is longer than its kernel reaches")

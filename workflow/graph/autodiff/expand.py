@@ -60,16 +60,16 @@ def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: S
     """One sentence for each node that prevents a prepared model from being trained for `losses`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    found: list[str] = []
+    sentences: list[str] = []
     view = None
     try:
         for _ in range(_ROUNDS):
             if view is None:
                 view = _expand_once(copy, trained, losses, Counter())
     except UserError as error:
-        found.append(error.what)
+        sentences.append(error.what)
     nodes = _without_gradient(copy, view or _view(copy, trained, losses))
-    return found + [walk.called(node) for node in nodes]
+    return sentences + [walk.called(node) for node in nodes]
 
 
 _View = tuple[Context, Path]
@@ -83,14 +83,14 @@ def _view(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str
 
 def _without_gradient(model: onnx.ModelProto, view: _View) -> list[onnx.NodeProto]:
     context, path = view
-    found = []
+    without_rule = []
     nodes = list(model.graph.node)
     for node in (nodes[place] for place in sorted(path.nodes)):
         if (node.domain, node.op_type) not in RULES:
-            found.append(node)
+            without_rule.append(node)
         for branch in subgraphs_of(node, context, path.values):
-            found += _without_gradient(branch.model, _view(branch.model, branch.variables, branch.losses))
-    return found
+            without_rule += _without_gradient(branch.model, _view(branch.model, branch.variables, branch.losses))
+    return without_rule
 
 
 def _expand_once(
@@ -139,9 +139,9 @@ def _written_out(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
         return None
     if node.op_type in DECOMPOSITIONS:
         return DECOMPOSITIONS[node.op_type](node, context)
-    found = schema_function(node, OPSET, context.types)
-    if found is None:
+    definition = schema_function(node, OPSET, context.types)
+    if definition is None:
         return None
-    function, version, defaults = found
+    function, version, defaults = definition
     body = instantiate(function, node, context.fresh, defaults)
     return list(at_opset_18(body, version, context, "model"))

@@ -25,8 +25,8 @@ def gathered_back(w: Replacement, shape: str, indices: str, gradient: str, axis:
     before, size, behind = _around(w, shape, axis)
     rows = w("Reshape", gradient, w("Concat", before, w.ints(-1), behind, axis=0))
     places = w("Expand", w("Reshape", indices, w.ints(-1, 1)), w("Shape", rows))
-    whole = zeros(w, w("Concat", before, size, behind, axis=0))
-    added = w("ScatterElements", whole, places, rows, axis=1, reduction="add")
+    target = zeros(w, w("Concat", before, size, behind, axis=0))
+    added = w("ScatterElements", target, places, rows, axis=1, reduction="add")
     return w("Reshape", added, shape)
 
 
@@ -87,12 +87,12 @@ def gather_nd(b: Backward) -> Gradients:
         count = _product(b, b("Slice", shape, b.ints(0), b.ints(batch)))
         zero, one = b.constant(0, np.int64), b.constant(1, np.int64)
         starts = b("Mul", b("Range", zero, b("Squeeze", count), one), b("Mul", strides[0], sizes[0]))
-        each = b("Reshape", rows, b("Concat", count, b.ints(-1), axis=0))
-        rows = b("Add", each, b("Unsqueeze", starts, b.ints(1)))
-    named, behind = (_product(b, b("Slice", shape, b.ints(i), b.ints(j))) for i, j in ((0, end), (end, 2**31 - 1)))
+        row_of_batch = b("Reshape", rows, b("Concat", count, b.ints(-1), axis=0))
+        rows = b("Add", row_of_batch, b("Unsqueeze", starts, b.ints(1)))
+    indexed, behind = (_product(b, b("Slice", shape, b.ints(i), b.ints(j))) for i, j in ((0, end), (end, 2**31 - 1)))
     gradient = b("Reshape", b.gradient(), b("Concat", b.ints(-1), behind, axis=0))
     numbers = b("Expand", b("Reshape", rows, b.ints(-1, 1)), b("Shape", gradient))
-    empty = zeros(b, b("Concat", named, behind, axis=0))
+    empty = zeros(b, b("Concat", indexed, behind, axis=0))
     yield 0, b("Reshape", b("ScatterElements", empty, numbers, gradient, axis=0, reduction="add"), shape)
 
 
@@ -130,8 +130,8 @@ def _extreme(b: Backward, axis: int) -> Gradients:
     """Elements that equal the maximum or minimum share its gradient, as in PyTorch."""
     data, places, updates = b.node.input[:3]
     of_data = b("Cast", b("Equal", data, b.output(0)), to=TensorProto.FLOAT)
-    found = b("GatherElements", b.output(0), places, axis=axis)
-    of_updates = b("Cast", b("Equal", updates, found), to=TensorProto.FLOAT)
+    extreme = b("GatherElements", b.output(0), places, axis=axis)
+    of_updates = b("Cast", b("Equal", updates, extreme), to=TensorProto.FLOAT)
     count = b("ScatterElements", of_data, places, of_updates, axis=axis, reduction="add")
     share = b("Div", b.gradient(), count)
     if b.wants(0):
@@ -145,8 +145,8 @@ def _product_of_updates(b: Backward, axis: int) -> Gradients:
     data, places, updates = b.node.input[:3]
     if b.wants(0):
         ones = b("Expand", b.constant(1.0), b("Shape", data))
-        others = b("ScatterElements", ones, places, updates, axis=axis, reduction="mul")
-        yield 0, b("Mul", b.gradient(), others)
+        other_product = b("ScatterElements", ones, places, updates, axis=axis, reduction="mul")
+        yield 0, b("Mul", b.gradient(), other_product)
     if b.wants(2):
         zero, one = b.constant(0.0), b.constant(1.0)
         no_data, no_update = b("Equal", data, zero), b("Equal", updates, zero)
@@ -156,8 +156,8 @@ def _product_of_updates(b: Backward, axis: int) -> Gradients:
         product = b("ScatterElements", without[0], places, without[1], axis=axis, reduction="mul")
         # The other factors that are zero, and the product of those that are not.
         gathered = b("GatherElements", b("Mul", b.gradient(), product), places, axis=axis)
-        others = b("Sub", b("GatherElements", count, places, axis=axis), counts[1])
-        yield 2, b("Where", b("Equal", others, zero), b("Div", gathered, without[1]), zero)
+        other_product = b("Sub", b("GatherElements", count, places, axis=axis), counts[1])
+        yield 2, b("Where", b("Equal", other_product, zero), b("Div", gathered, without[1]), zero)
 
 
 @rule("TopK")

@@ -17,45 +17,45 @@ from ortflow.workflow.graph.ir import shapes
 def matrix_product(b: Backward) -> Gradients:
     ranks = b.rank(0), b.rank(1)
     a, c = b.input(0), b.input(1)
-    left, right = (shapes.named_shape(b.context.types, name) or [] for name in (a, c))
+    left_dims, right = (shapes.named_shape(b.context.types, name) or [] for name in (a, c))
     gradient = b.gradient()
     # A vector is a matrix of one row on the left, and of one column on the right.
     if ranks[0] == 1:
-        a, left = b("Unsqueeze", a, b.ints(0)), [1, *left]
+        a, left_dims = b("Unsqueeze", a, b.ints(0)), [1, *left_dims]
         gradient = b("Unsqueeze", gradient, b.ints(-1 if ranks[1] == 1 else -2))
     if ranks[1] == 1:
         c, right = b("Unsqueeze", c, b.ints(1)), [*right, 1]
         gradient = b("Unsqueeze", gradient, b.ints(-1))
-    for place, found in _of_matrices(b, gradient, a, left, c, right):
-        yield place, found if ranks[place] > 1 else b("Squeeze", found, b.ints(place))
+    for place, gradient_of in _of_matrices(b, gradient, a, left_dims, c, right):
+        yield place, gradient_of if ranks[place] > 1 else b("Squeeze", gradient_of, b.ints(place))
 
 
-def _of_matrices(b: Backward, gradient: str, a: str, left: Dims, c: str, right: Dims) -> Gradients:
-    """Gradients of the product of `a` and `c`, whose sizes are `left` and `right`, with at least two axes.
+def _of_matrices(b: Backward, gradient: str, a: str, left_dims: Dims, c: str, right: Dims) -> Gradients:
+    """Gradients of the product of `a` and `c`, whose sizes are `left_dims` and `right`, with at least two axes.
 
     The gradient of the right factor, usually a weight, comes first: `a` can then be freed before its own is computed.
     """
-    batch = _batch(left, right)
+    batch = _batch(left_dims, right)
     if b.wants(1):
-        if len(left) == len(right) == 2:
+        if len(left_dims) == len(right) == 2:
             yield 1, b("Gemm", a, gradient, transA=1)
         elif len(right) == 2:
-            yield 1, b("Gemm", _rows(b, a, left), _rows(b, gradient, [*left[:-1], right[-1]]), transA=1)
+            yield 1, b("Gemm", _rows(b, a, left_dims), _rows(b, gradient, [*left_dims[:-1], right[-1]]), transA=1)
         else:
-            found = b("FusedMatMul", a, gradient, domain=MICROSOFT, transA=1)
-            yield 1, b.summed_to(found, c, right, [*batch, *right[-2:]])
+            product = b("FusedMatMul", a, gradient, domain=MICROSOFT, transA=1)
+            yield 1, b.summed_to(product, c, right, [*batch, *right[-2:]])
     if b.wants(0):
-        if len(left) == len(right) == 2:
+        if len(left_dims) == len(right) == 2:
             yield 0, b("Gemm", gradient, c, transB=1)
         else:
-            found = b("FusedMatMul", gradient, c, domain=MICROSOFT, transB=1)
-            yield 0, b.summed_to(found, a, left, [*batch, *left[-2:]])
+            product = b("FusedMatMul", gradient, c, domain=MICROSOFT, transB=1)
+            yield 0, b.summed_to(product, a, left_dims, [*batch, *left_dims[-2:]])
 
 
-def _batch(left: Dims, right: Dims) -> list[int | str | None]:
+def _batch(left_dims: Dims, right: Dims) -> list[int | str | None]:
     """Sizes of a product's batch axes."""
-    count = max(len(left), len(right)) - 2
-    padded = [[*[1] * (count + 2 - len(dims)), *dims[:-2]] for dims in (left, right)]
+    count = max(len(left_dims), len(right)) - 2
+    padded = [[*[1] * (count + 2 - len(dims)), *dims[:-2]] for dims in (left_dims, right)]
     return [_wider(a, b) for a, b in zip(*padded, strict=True)]
 
 
@@ -87,8 +87,8 @@ def general_product(b: Backward) -> Gradients:
     alpha, beta = b.attribute("alpha", 1.0), b.attribute("beta", 1.0)
     scale: dict[str, Any] = {} if alpha == 1 else {"alpha": alpha}
     if b.wants(2):
-        found = b.summed(gradient, b.input(2), b.output(0))
-        yield 2, found if beta == 1 else b("Mul", found, b.number(beta))
+        of_bias = b.summed(gradient, b.input(2), b.output(0))
+        yield 2, of_bias if beta == 1 else b("Mul", of_bias, b.number(beta))
     if b.wants(1):
         if turn_b:
             yield 1, b("Gemm", gradient, a, **_turns(1, turn_a), **scale)
@@ -119,5 +119,5 @@ def fused_product(b: Backward) -> Gradients:
         values.append(_turned(b, b.input(place), len(size)) if turned else b.input(place))
         dims.append([*size[:-2], size[-1], size[-2]] if turned else size)
     gradient = b.gradient() if alpha == 1 else b("Mul", b.gradient(), b.number(alpha))
-    for place, found in _of_matrices(b, gradient, values[0], dims[0], values[1], dims[1]):
-        yield place, _turned(b, found, len(dims[place])) if turns[place] else found
+    for place, gradient_of in _of_matrices(b, gradient, values[0], dims[0], values[1], dims[1]):
+        yield place, _turned(b, gradient_of, len(dims[place])) if turns[place] else gradient_of

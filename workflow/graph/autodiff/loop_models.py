@@ -72,8 +72,8 @@ def body_of(node: onnx.NodeProto, context: Context, path: Collection[str]) -> Bo
     captured = frozenset(walk.captured(graph))
     model = _model_of(graph, node, form, captured, captured.intersection(path), context)
     floats = [value.name for value in model.graph.input if value.type.tensor_type.elem_type in _FLOATING]
-    own = {value.name for value in graph.input}
-    variables = [name for name in floats if name in own or name in path]
+    inputs = {value.name for value in graph.input}
+    variables = [name for name in floats if name in inputs or name in path]
     types = shapes.value_types(model)
     results = [
         place
@@ -143,8 +143,8 @@ def _forget(value: onnx.ValueInfoProto, after: list[int | str | None] | None) ->
     changed = False
     for place, dim in enumerate(dims):
         before = dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None
-        known = after[place] if after is not None and len(after) == len(dims) else None
-        if before is not None and before != known:
+        size = after[place] if after is not None and len(after) == len(dims) else None
+        if before is not None and before != size:
             dim.Clear()
             changed = True
     return changed

@@ -46,7 +46,7 @@ class _Gradient:
         self.inputs = [value.name for value in self.body.graph.input]
         self.types = shapes.value_types(model)
         carried = self._carried()
-        given = {}
+        incoming = {}
         names = {}
         for place in self.body.results:
             output = place - self.form.outputs
@@ -54,13 +54,13 @@ class _Gradient:
                 # Two outputs may be one value, and an output may be an input.
                 name = b.context.fresh(f"{b.node.name}/result")
                 model.graph.node.append(helper.make_node("Identity", [model.graph.output[place].name], [name]))
-                names[output], given[name] = name, b.context.fresh(f"{name}_gradient")
+                names[output], incoming[name] = name, b.context.fresh(f"{name}_gradient")
         described = [
             helper.make_value_info(name, model.graph.output[output + self.form.outputs].type)
             for output, name in names.items()
         ]
         make_outputs(model.graph, described)
-        derived, reached = vector_jacobian_product(model, self.body.variables, {}, given)
+        derived, reached = vector_jacobian_product(model, self.body.variables, {}, incoming)
         results = {value: f"{value}_grad" for value in reached}
         make_outputs(derived.graph, [value for value in derived.graph.output if value.name in set(results.values())])
         prune(derived.graph)
@@ -69,7 +69,7 @@ class _Gradient:
         check_repeatable(b, graph, "its body")
         replace(graph.initializer, [tensor for tensor in graph.initializer if tensor.name not in self.body.captured])
         self.graph = graph
-        self.given = {output: given[name] for output, name in names.items()}
+        self.given = {output: incoming[name] for output, name in names.items()}
         """Place among the node's outputs -> the gradient's name in the graph."""
         self.results = results
         """Input of the body or captured value -> its gradient's name in the graph."""
@@ -92,10 +92,10 @@ class _Gradient:
         while True:
             roots = {*behind, *(outputs[form.outputs + place] for place in carried)}
             reached = gradient_path(graph, self.types, self.body.variables, roots).reached
-            more = {place for place in range(form.states) if self.inputs[form.inputs + place] in reached} - carried
-            if not more:
+            later = {place for place in range(form.states) if self.inputs[form.inputs + place] in reached} - carried
+            if not later:
                 return carried
-            carried |= more
+            carried |= later
 
     def write(self) -> Gradients | GradientsByName:
         """The Scan; yields its gradients."""
@@ -139,18 +139,18 @@ class _Gradient:
     ) -> Gradients | GradientsByName:
         b, form, graph = self.b, self.form, self.graph
         states, first, results = [], [], []
-        further: list[onnx.NodeProto] = []
+        nodes_behind: list[onnx.NodeProto] = []
         kinds: dict[str, onnx.TypeProto] = {}
         for output in self.slopes:
             name = self.inputs[form.inputs + output]
             renamed[self.given[output]] = state = b.context.fresh(f"{name}_gradient")
             states.append(state)
             first.append(b.gradient(output) or b.zeros(b.input(form.inputs + output)))
-            results.append(renamed[self.results[name]] if name in self.results else self._zeros(state, further))
+            results.append(renamed[self.results[name]] if name in self.results else self._zeros(state, nodes_behind))
             kinds[state] = kinds[results[-1]] = self._kind(name)
         for value in self.sums:
-            state, total = (b.context.fresh(f"{value}_gradient/{each}") for each in ("sum", "total"))
-            further.append(helper.make_node("Add", [state, renamed[self.results[value]]], [total], total))
+            state, total = (b.context.fresh(f"{value}_gradient/{suffix}") for suffix in ("sum", "total"))
+            nodes_behind.append(helper.make_node("Add", [state, renamed[self.results[value]]], [total], total))
             states.append(state)
             first.append(b.zeros(value))
             results.append(total)
@@ -172,7 +172,7 @@ class _Gradient:
             [helper.make_value_info(name, kinds[name]) for name in names]
             for names in ([*states, *(name for _, name, _, _ in scans)], results)
         ]
-        nodes = [*graph.node, *further]
+        nodes = [*graph.node, *nodes_behind]
         step = helper.make_graph(nodes, b.context.fresh("gradient"), *described, list(graph.initializer))
         at = [place - form.first_slice for place in self.slices]
         layout = {
@@ -182,11 +182,11 @@ class _Gradient:
         # onnx refuses an empty list, whose type it cannot infer.
         layout = layout if at else {}
         name = b.context.fresh(f"{b.node.name}_Grad/Scan")
-        made = [b.context.fresh(name) for _ in results]
+        outputs = [b.context.fresh(name) for _ in results]
         scan = helper.make_node(
             "Scan",
             [*first, *(value for value, _, _, _ in scans)],
-            made,
+            outputs,
             name,
             body=step,
             num_scan_inputs=len(scans),
@@ -194,9 +194,9 @@ class _Gradient:
             scan_input_directions=[1 - direction for _, _, _, direction in scans],
             **layout,
         )
-        found = self._unless_empty(scan, first, scans[0][0])
+        gradients = self._unless_empty(scan, first, scans[0][0])
         targets: list[Any] = [form.inputs + output for output in self.slopes]
-        return iter(zip([*targets, *self.sums, *self.slices], found, strict=True))
+        return iter(zip([*targets, *self.sums, *self.slices], gradients, strict=True))
 
     def _unless_empty(self, scan: onnx.NodeProto, first: Sequence[str], stack: str) -> list[str]:
         """The results of the Scan; `first` if a Loop had no iterations.
@@ -216,18 +216,18 @@ class _Gradient:
             copies = [helper.make_node("Identity", [a], [c], c) for a, c in zip(sources, names, strict=True)]
             described = [helper.make_value_info(name, kind) for name, kind in zip(names, kinds, strict=True)]
             branches[branch] = helper.make_graph([*nodes, *copies], b.context.fresh(branch), [], described)
-        some = b("Greater", b("Size", stack), b.constant(0, "int64"))
-        return b.several("If", len(first), some, **branches)
+        iterated = b("Greater", b("Size", stack), b.constant(0, "int64"))
+        return b.several("If", len(first), iterated, **branches)
 
     def _state_names(self) -> list[str]:
         return [self.inputs[self.form.inputs + output] for output in self.slopes]
 
-    def _zeros(self, like: str, nodes: list[onnx.NodeProto]) -> str:
+    def _zeros(self, state: str, nodes: list[onnx.NodeProto]) -> str:
         """Zeros for the gradient of a state that the body does not read."""
         b = self.b
-        shape, zeros = (b.context.fresh(f"{like}/{operator}") for operator in ("Shape", "ConstantOfShape"))
+        shape, zeros = (b.context.fresh(f"{state}/{operator}") for operator in ("Shape", "ConstantOfShape"))
         zero = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(b.element_type())))
-        nodes.append(helper.make_node("Shape", [like], [shape], shape))
+        nodes.append(helper.make_node("Shape", [state], [shape], shape))
         nodes.append(helper.make_node("ConstantOfShape", [shape], [zeros], zeros, value=zero))
         return zeros
 

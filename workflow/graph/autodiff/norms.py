@@ -32,8 +32,8 @@ def layer_normalization(b: Backward) -> Gradients:
     sizes = (shapes.named_shape(b.context.types, b.input(0)) or [])[axis:]
     if all(_is_whole(b, name, sizes) for name in b.node.input[1:] if name):
         inputs = b.gradient(), b.input(0), b.input(1), mean, inverse
-        found = b.several("LayerNormalizationGrad", 3, *inputs, domain=MICROSOFT, axis=axis)
-        yield from enumerate(found[: len(b.node.input)])
+        gradients = b.several("LayerNormalizationGrad", 3, *inputs, domain=MICROSOFT, axis=axis)
+        yield from enumerate(gradients[: len(b.node.input)])
         return
     yield from _broadcast_normalization(b, mean, inverse, range(axis - rank, 0))
 
@@ -43,9 +43,9 @@ def _is_whole(b: Backward, vector: str, sizes: Dims) -> bool:
 
     The kernel of onnxruntime-training does not support axes of one element.
     """
-    found = shapes.named_shape(b.context.types, vector) or []
-    same = found == sizes and None not in sizes and set(sizes) != {1}
-    return same or (len(found) == len(sizes) and all(isinstance(size, int) and size > 1 for size in found))
+    dims = shapes.named_shape(b.context.types, vector) or []
+    equal = dims == sizes and None not in sizes and set(sizes) != {1}
+    return equal or (len(dims) == len(sizes) and all(isinstance(size, int) and size > 1 for size in dims))
 
 
 @rule("SimplifiedLayerNormalization")
@@ -55,8 +55,8 @@ def root_mean_square_normalization(b: Backward) -> Gradients:
     sizes = (shapes.named_shape(b.context.types, b.input(0)) or [])[axis:]
     if _is_whole(b, b.input(1), sizes):
         inputs = b.gradient(), b.input(0), b.input(1), inverse
-        found = b.several("SimplifiedLayerNormalizationGrad", 2, *inputs, domain=MICROSOFT, axis=axis)
-        yield from enumerate(found)
+        gradients = b.several("SimplifiedLayerNormalizationGrad", 2, *inputs, domain=MICROSOFT, axis=axis)
+        yield from enumerate(gradients)
         return
     yield from _broadcast_normalization(b, "", inverse, range(axis - rank, 0))
 
@@ -76,14 +76,14 @@ def _broadcast_normalization(b: Backward, mean: str, inverse: str, axes: range) 
 def cross_entropy(b: Backward) -> Gradients:
     """The second output, the log-probabilities, may also be used by other nodes."""
     logarithms = b.saved_output(1)
-    found = ""
+    of_scores = ""
     if b.gradient():
         ignored = attribute(b.node, "ignore_index", None)
-        given = {} if ignored is None else {"ignore_index": ignored}
+        flags = {} if ignored is None else {"ignore_index": ignored}
         inputs = [b.gradient(), logarithms, *(name for name in b.node.input[1:] if name)]
         reduction = b.attribute("reduction", "mean")
-        found = b("SoftmaxCrossEntropyLossGrad", *inputs, domain=MICROSOFT, reduction=reduction, **given)
+        of_scores = b("SoftmaxCrossEntropyLossGrad", *inputs, domain=MICROSOFT, reduction=reduction, **flags)
     if b.gradient(1):
         other = _through_log_softmax(b, b.gradient(1), logarithms, 1)
-        found = b("Add", found, other) if found else other
-    yield 0, found
+        of_scores = b("Add", of_scores, other) if of_scores else other
+    yield 0, of_scores

@@ -24,8 +24,8 @@ def max_pool(b: Backward) -> Gradients:
         if b.output(1):
             raise b.refusal("its indices are in column-major order")
         set_attribute(b.node, "storage_order", None)
-    given = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
-    yield 0, b("MaxPoolGrad", b.gradient(), b.input(0), b.saved_output(1), domain=MICROSOFT, **given)
+    flags = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
+    yield 0, b("MaxPoolGrad", b.gradient(), b.input(0), b.saved_output(1), domain=MICROSOFT, **flags)
 
 
 def by_indices(w: Replacement, gradient: str, x: str, indices: str) -> str:
@@ -74,8 +74,8 @@ def _share(b: Backward, windows: Windows, first: str) -> str:
     # Average pooling of ones gives, for each window, the share of counted elements that lie inside the image.
     size = b("Concat", b.ints(1, 1), b("Shape", b.input(0), start=SPATIAL), axis=0)
     ones = b("Expand", b.constant(1.0), size)
-    given = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
-    average = b("AveragePool", ones, **given)
+    flags = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
+    average = b("AveragePool", ones, **flags)
     _, image, _ = windows_of(b, ones, windows.kernel, windows.sizes)
     ends = [
         end + stride - 1 if windows.ceil else end for end, stride in zip(windows.ends, windows.strides, strict=True)
@@ -91,10 +91,10 @@ def _share(b: Backward, windows: Windows, first: str) -> str:
 
 def _spread_evenly(b: Backward, gradient: str, windows: Windows, image: str, first: str) -> str:
     """Add to each image element the gradients of the windows that contain it."""
-    whole = b("Shape", b.input(0))
-    alone = b("Reshape", gradient, b("Concat", b.ints(-1, 1), b("Shape", gradient, start=SPATIAL), axis=0))
-    found = spread(b, alone, b.constant(np.ones((1, 1, *windows.kernel))), windows, image)
-    return b("Reshape", cropped(b, found, first, b.input(0)), whole)
+    shape = b("Shape", b.input(0))
+    planes = b("Reshape", gradient, b("Concat", b.ints(-1, 1), b("Shape", gradient, start=SPATIAL), axis=0))
+    sums = spread(b, planes, b.constant(np.ones((1, 1, *windows.kernel))), windows, image)
+    return b("Reshape", cropped(b, sums, first, b.input(0)), shape)
 
 
 @rule("LpPool", "GlobalLpPool")

@@ -69,18 +69,18 @@ class Direction:
         """
         b = self.b
         body = Replacement(onnx.NodeProto(name=f"{b.node.name}_Grad/step"), b.context)
-        own = [
+        parameters = [
             [b.context.fresh(f"{b.node.name}_Grad/{kind}") for _ in names]
             for kind, names in (("state", states), ("input", inputs))
         ]
-        made: list[str] = []
-        for name in step(body, *own):
-            inner = any(name in node.output for node in body.nodes) and name not in made
-            made.append(name if inner else body("Identity", name))
+        result_names: list[str] = []
+        for name in step(body, *parameters):
+            inner = any(name in node.output for node in body.nodes) and name not in result_names
+            result_names.append(name if inner else body("Identity", name))
         # ONNX Runtime needs the ranks, which it cannot infer behind an If whose branches give different ones.
         described = [
             [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in names]
-            for names in ([*own[0], *own[1]], made)
+            for names in ([*parameters[0], *parameters[1]], result_names)
         ]
         graph = helper.make_graph(body.nodes, "step", *described)
         turned = int(self.backwards == in_time)
@@ -98,13 +98,13 @@ class Direction:
     def first_gradients(self, cell: bool) -> list[str]:
         """Initial gradients: those of the last state and of the last cell."""
         nothing = ""
-        found = []
+        gradients = []
         for name in self.gradients[1 : 3 if cell else 2]:
             if not name and not nothing:
                 shape = self.b("Shape", self.before, start=1)
                 nothing = self.b("ConstantOfShape", shape)
-            found.append(name or nothing)
-        return found
+            gradients.append(name or nothing)
+        return gradients
 
 
 @dataclass(frozen=True)
@@ -124,14 +124,14 @@ class Found:
 def _lstm(d: Direction) -> Found:
     b = d.b
     one = b.constant(1.0)
-    whole = d.affine(d.data, d.weight, d.bias[:1])
-    whole = b("Add", whole, d.affine(d.before, d.recurrence, d.bias[1:]))
-    squashed, candidate = b.several("Split", 2, whole, b.ints(3 * d.size, d.size), axis=-1)
+    preactivation = d.affine(d.data, d.weight, d.bias[:1])
+    preactivation = b("Add", preactivation, d.affine(d.before, d.recurrence, d.bias[1:]))
+    squashed, candidate = b.several("Split", 2, preactivation, b.ints(3 * d.size, d.size), axis=-1)
     i, o, f = b.several("Split", 3, b("Sigmoid", squashed), axis=-1, num_outputs=3)
     g = b("Tanh", candidate)
     added = b("Mul", i, g)
     _, before, cells = d.scan(
-        lambda w, state, given: [new := w("Add", w("Mul", given[0], state[0]), given[1]), state[0], new],
+        lambda w, state, values: [new := w("Add", w("Mul", values[0], state[0]), values[1]), state[0], new],
         [d.cell], [f, added], 2, in_time=True,
     )  # fmt: skip
     t = b("Tanh", cells)
@@ -143,11 +143,11 @@ def _lstm(d: Direction) -> Found:
         b("Mul", i, b("Sub", one, b("Mul", g, g))),
     ]
 
-    def step(w: Replacement, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
-        hidden = w("Add", state[0], given[3]) if len(given) > 3 else state[0]
-        cell = w("Add", state[1], w("Mul", hidden, given[1]))
-        gates = w("Mul", w("Concat", cell, hidden, cell, cell, axis=-1), given[0])
-        return [w("MatMul", gates, d.recurrence), w("Mul", cell, given[2]), gates]
+    def step(w: Replacement, state: Sequence[str], step_inputs: Sequence[str]) -> Sequence[str]:
+        hidden = w("Add", state[0], step_inputs[3]) if len(step_inputs) > 3 else state[0]
+        cell = w("Add", state[1], w("Mul", hidden, step_inputs[1]))
+        gates = w("Mul", w("Concat", cell, hidden, cell, cell, axis=-1), step_inputs[0])
+        return [w("MatMul", gates, d.recurrence), w("Mul", cell, step_inputs[2]), gates]
 
     inputs = [b("Concat", *slopes, axis=-1), through, f, *filter(None, d.gradients[:1])]
     hidden, cell, gates = d.scan(step, d.first_gradients(cell=True), inputs, 1)
@@ -165,8 +165,8 @@ def _gru(d: Direction) -> Found:
     squashed = b("Sigmoid", b("Add", squashed, d.affine(d.before, outer, biases[:1])))
     z, r = b.several("Split", 2, squashed, axis=-1, num_outputs=2)
     linear = bool(b.attribute("linear_before_reset", 0))
-    kept = d.before if linear else b("Mul", r, d.before)
-    recurrent = d.affine(kept, inner, biases[1:])
+    recurrent_input = d.before if linear else b("Mul", r, d.before)
+    recurrent = d.affine(recurrent_input, inner, biases[1:])
     n = b("Tanh", b("Add", candidate, b("Mul", r, recurrent) if linear else recurrent))
     of_n = b("Mul", b("Sub", one, z), b("Sub", one, b("Mul", n, n)))
     of_z = b("Mul", b("Sub", d.before, n), b("Mul", z, b("Sub", one, z)))
@@ -175,26 +175,26 @@ def _gru(d: Direction) -> Found:
     if linear:
         slopes = b("Concat", of_z, b("Mul", of_n, of_r), b("Mul", of_n, r), axis=-1)
 
-        def step(w: Replacement, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
-            hidden = w("Add", state[0], given[2]) if read else state[0]
-            gates = w("Mul", w("Concat", hidden, hidden, hidden, axis=-1), given[0])
-            return [w("Add", w("MatMul", gates, d.recurrence), w("Mul", hidden, given[1])), hidden, gates]
+        def step(w: Replacement, state: Sequence[str], step_inputs: Sequence[str]) -> Sequence[str]:
+            hidden = w("Add", state[0], step_inputs[2]) if read else state[0]
+            gates = w("Mul", w("Concat", hidden, hidden, hidden, axis=-1), step_inputs[0])
+            return [w("Add", w("MatMul", gates, d.recurrence), w("Mul", hidden, step_inputs[1])), hidden, gates]
 
         first, hidden, gates = d.scan(step, d.first_gradients(cell=False), [slopes, z, *read], 2)
-        both, _ = b.several("Split", 2, gates, b.ints(2 * size, size), axis=-1)
-        of_gates = b("Concat", both, b("Mul", hidden, of_n), axis=-1)
+        gates_rz, _ = b.several("Split", 2, gates, b.ints(2 * size, size), axis=-1)
+        of_gates = b("Concat", gates_rz, b("Mul", hidden, of_n), axis=-1)
         return Found(of_gates, [(gates, d.before)], first)
 
-    def nested(w: Replacement, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
-        hidden = w("Add", state[0], given[5]) if read else state[0]
-        new = w("Mul", hidden, given[0])
+    def nested(w: Replacement, state: Sequence[str], step_inputs: Sequence[str]) -> Sequence[str]:
+        hidden = w("Add", state[0], step_inputs[5]) if read else state[0]
+        new = w("Mul", hidden, step_inputs[0])
         reset = w("MatMul", new, inner)
-        gates = w("Concat", w("Mul", hidden, given[1]), w("Mul", reset, given[2]), axis=-1)
-        passed = w("Add", w("Mul", hidden, given[3]), w("Mul", reset, given[4]))
+        gates = w("Concat", w("Mul", hidden, step_inputs[1]), w("Mul", reset, step_inputs[2]), axis=-1)
+        passed = w("Add", w("Mul", hidden, step_inputs[3]), w("Mul", reset, step_inputs[4]))
         return [w("Add", passed, w("MatMul", gates, outer)), gates, new]
 
     first, gates, new = d.scan(nested, d.first_gradients(cell=False), [of_n, of_z, of_r, z, r, *read], 2)
-    return Found(b("Concat", gates, new, axis=-1), [(gates, d.before), (new, kept)], first)
+    return Found(b("Concat", gates, new, axis=-1), [(gates, d.before), (new, recurrent_input)], first)
 
 
 def _rnn(d: Direction) -> Found:
@@ -202,9 +202,9 @@ def _rnn(d: Direction) -> Found:
     slope = b("Sub", b.constant(1.0), b("Mul", d.states, d.states))
     read = list(filter(None, d.gradients[:1]))
 
-    def step(w: Replacement, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
-        hidden = w("Add", state[0], given[1]) if read else state[0]
-        gate = w("Mul", hidden, given[0])
+    def step(w: Replacement, state: Sequence[str], step_inputs: Sequence[str]) -> Sequence[str]:
+        hidden = w("Add", state[0], step_inputs[1]) if read else state[0]
+        gate = w("Mul", hidden, step_inputs[0])
         return [w("MatMul", gate, d.recurrence), gate]
 
     first, gates = d.scan(step, d.first_gradients(cell=False), [slope, *read], 1)
@@ -218,32 +218,32 @@ _KINDS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
 def recurrent(b: Backward) -> Gradients:
     _check(b)
     directions = _directions(b)
-    found = [_KINDS[b.node.op_type](direction) for direction in directions]
+    gradients_of = [_KINDS[b.node.op_type](direction) for direction in directions]
 
     def stacked(values: Sequence[str]) -> str:
-        each = [b("Unsqueeze", value, b.ints(0)) for value in values]
-        return b("Concat", *each, axis=0) if len(each) > 1 else each[0]
+        unsqueezed = [b("Unsqueeze", value, b.ints(0)) for value in values]
+        return b("Concat", *unsqueezed, axis=0) if len(unsqueezed) > 1 else unsqueezed[0]
 
     if b.wants(_DATA):
         total = ""
-        for direction, gradient in zip(directions, found, strict=True):
+        for direction, gradient in zip(directions, gradients_of, strict=True):
             part = b("MatMul", gradient.gates, direction.weight)
             total = b("Add", total, part) if total else part
         yield _DATA, total
     if b.wants(_WEIGHT):
-        yield _WEIGHT, stacked([_product(b, g.gates, d.data) for d, g in zip(directions, found, strict=True)])
+        yield _WEIGHT, stacked([_product(b, g.gates, d.data) for d, g in zip(directions, gradients_of, strict=True)])
     if b.wants(_RECURRENCE):
-        yield _RECURRENCE, stacked([_joined(b, [_product(b, *pair) for pair in g.recurrent]) for g in found])
+        yield _RECURRENCE, stacked([_joined(b, [_product(b, *pair) for pair in g.recurrent]) for g in gradients_of])
     if b.wants(_BIAS):
-        sums = [[_sum(b, g.gates), *(_sum(b, gates) for gates, _ in g.recurrent)] for g in found]
+        sums = [[_sum(b, g.gates), *(_sum(b, gates) for gates, _ in g.recurrent)] for g in gradients_of]
         if b.node.op_type != "GRU" or not b.attribute("linear_before_reset", 0):
             # Both biases are added to the same gates.
-            sums = [[each[0], each[0]] for each in sums]
-        yield _BIAS, stacked([_joined(b, each) for each in sums])
+            sums = [[sums_of_bias[0], sums_of_bias[0]] for sums_of_bias in sums]
+        yield _BIAS, stacked([_joined(b, sums_of_bias) for sums_of_bias in sums])
     if b.wants(_HIDDEN):
-        yield _HIDDEN, stacked([g.hidden for g in found])
+        yield _HIDDEN, stacked([g.hidden for g in gradients_of])
     if b.wants(_CELL):
-        yield _CELL, stacked([g.cell for g in found])
+        yield _CELL, stacked([g.cell for g in gradients_of])
 
 
 def _joined(b: Backward, values: Sequence[str]) -> str:
@@ -263,7 +263,7 @@ def _sum(b: Backward, gates: str) -> str:
 
 def _check(b: Backward) -> None:
     kind = b.node.op_type
-    chosen = [name.decode() if isinstance(name, bytes) else name for name in b.attribute("activations", [])]
+    activations = [name.decode() if isinstance(name, bytes) else name for name in b.attribute("activations", [])]
     usual = _ACTIVATIONS[kind]
     reasons = {
         "it has sequence lengths": bool(b.input(_LENGTHS)),
@@ -272,7 +272,7 @@ def _check(b: Backward) -> None:
         "it clips its gates": bool(b.attribute("clip", 0)),
         "its input and forget gates are coupled": bool(b.attribute("input_forget", 0)),
         f"its activations are not {' and '.join(sorted(set(usual)))}": any(
-            name.lower() != usual[place % len(usual)] for place, name in enumerate(chosen)
+            name.lower() != usual[place % len(usual)] for place, name in enumerate(activations)
         ),
     }
     for reason, holds in reasons.items():
@@ -281,8 +281,8 @@ def _check(b: Backward) -> None:
 
 
 def _directions(b: Backward) -> list[Direction]:
-    named = b.attribute("direction", "forward")
-    count = 2 if named == "bidirectional" else 1
+    mode = b.attribute("direction", "forward")
+    count = 2 if mode == "bidirectional" else 1
     size = b.attribute("hidden_size", None) or (shapes.shape(b.context.types, b.input(_RECURRENCE)) or [None])[-1]
     if size is None:
         raise b.refusal("its hidden_size is not known")
@@ -292,25 +292,25 @@ def _directions(b: Backward) -> list[Direction]:
         """Remove the direction axis."""
         if not value:
             return [""] * count
-        each = b.several("Split", count, value, axis=axis, num_outputs=count) if count > 1 else [value]
-        return [b("Squeeze", part, b.ints(axis)) for part in each]
+        parts = b.several("Split", count, value, axis=axis, num_outputs=count) if count > 1 else [value]
+        return [b("Squeeze", part, b.ints(axis)) for part in parts]
 
     states = apart(b.saved_output(0), 1)
     parts = {place: apart(b.input(place), 0) for place in (_WEIGHT, _RECURRENCE, _BIAS, _HIDDEN)}
     cells = apart(b.input(_CELL), 0) if b.node.op_type == "LSTM" else [""] * count
     gradients = [apart(b.gradient(place), 1 if place == 0 else 0) for place in range(3)]
-    found = []
+    directions = []
     for place in range(count):
-        backwards = named == "reverse" or place == 1
+        backwards = mode == "reverse" or place == 1
         nothing = (
             b("ConstantOfShape", b("Shape", states[place], start=1))
             if not (parts[_HIDDEN][place] and cells[place])
             else ""
         )
         first = b("Unsqueeze", parts[_HIDDEN][place] or nothing, b.ints(0))
-        others = b("Slice", states[place], b.ints(int(backwards)), b.ints(LAST if backwards else -1), b.ints(0))
+        shifted = b("Slice", states[place], b.ints(int(backwards)), b.ints(LAST if backwards else -1), b.ints(0))
         bias = parts[_BIAS][place]
-        found.append(
+        directions.append(
             Direction(
                 b,
                 backwards,
@@ -319,10 +319,10 @@ def _directions(b: Backward) -> list[Direction]:
                 parts[_WEIGHT][place],
                 parts[_RECURRENCE][place],
                 b.several("Split", 2, bias, b.ints(gates, gates), axis=0) if bias else [],
-                b("Concat", others, first, axis=0) if backwards else b("Concat", first, others, axis=0),
+                b("Concat", shifted, first, axis=0) if backwards else b("Concat", first, shifted, axis=0),
                 states[place],
                 cells[place] or nothing,
-                [each[place] for each in gradients],
+                [parts[place] for parts in gradients],
             )
         )
-    return found
+    return directions

@@ -45,8 +45,8 @@ def reduce_mean(b: Backward) -> Gradients:
     sizes = [b.dims(name) for name in (b.input(0), b.output(0))]
     if sizes[0] is None or sizes[1] is None:
         # In floating point: an integer division by 0 ends the process.
-        whole, kept = (b("Cast", b("Size", name), to=b.element_type()) for name in (b.input(0), b.output(0)))
-        count = b("Div", whole, kept)
+        total, remaining = (b("Cast", b("Size", name), to=b.element_type()) for name in (b.input(0), b.output(0)))
+        count = b("Div", total, remaining)
     else:
         count = b.number(math.prod(sizes[0]) / max(1, math.prod(sizes[1])))
     yield 0, _expanded(b, b("Div", b.gradient(), count))
@@ -60,9 +60,9 @@ def extreme(b: Backward) -> Gradients:
         first = b("ArgMax" if b.node.op_type == "ReduceMax" else "ArgMin", b.input(0), axis=axis, keepdims=1)
         yield 0, b("ScatterElements", b.zeros(b.input(0)), first, spread(b, b.gradient()), axis=axis)
         return
-    chosen = b("Equal", b.input(0), spread(b, b.output(0)))
-    count = _reduced(b, "ReduceSum", b("Cast", chosen, to=b.element_type()))
-    yield 0, b.chosen(chosen, b("Div", spread(b, b.gradient()), count))
+    is_extreme = b("Equal", b.input(0), spread(b, b.output(0)))
+    count = _reduced(b, "ReduceSum", b("Cast", is_extreme, to=b.element_type()))
+    yield 0, b.chosen(is_extreme, b("Div", spread(b, b.gradient()), count))
 
 
 @rule("ReduceProd")
@@ -72,9 +72,9 @@ def product(b: Backward) -> Gradients:
     empty = b("Equal", x, zero)
     factors = b("Where", empty, one, x)
     nothing = b("Cast", empty, to=b.element_type())
-    others = b("Sub", _reduced(b, "ReduceSum", nothing), nothing)
-    whole = b("Mul", spread(b, b.gradient()), _reduced(b, "ReduceProd", factors))
-    yield 0, b.chosen(b("Equal", others, zero), b("Div", whole, factors))
+    other_zeros = b("Sub", _reduced(b, "ReduceSum", nothing), nothing)
+    product = b("Mul", spread(b, b.gradient()), _reduced(b, "ReduceProd", factors))
+    yield 0, b.chosen(b("Equal", other_zeros, zero), b("Div", product, factors))
 
 
 @rule("ReduceL1")

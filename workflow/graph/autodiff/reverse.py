@@ -40,25 +40,25 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
 
 
 def vector_jacobian_product(
-    model: onnx.ModelProto, wanted: Sequence[str], constant: Mapping[str, str], given: Mapping[str, str]
+    model: onnx.ModelProto, variables: Sequence[str], constant: Mapping[str, str], incoming: Mapping[str, str]
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of a forward graph with an additional output `<name>_grad` for each input in `wanted` with a gradient.
+    """A copy of a forward graph with an additional output `<name>_grad` for each input in `variables` with a gradient.
 
     Parameters
     ----------
     model
         The forward graph; its values lead to a loss that another graph may compute.
-    wanted
+    variables
         Inputs of the graph.
     constant
         Fp32 scalar outputs that are terms of the loss -> the name of the constant 1, their gradient.
-    given
+    incoming
         Other outputs that the loss depends on -> the name of a new input for the loss's gradient with respect to it.
 
     Returns
     -------
     tuple
-        The copy, and those of `wanted` that have a gradient, in the order given.
+        The copy, and those of `variables` that have a gradient, in the order given.
 
     Raises
     ------
@@ -70,11 +70,11 @@ def vector_jacobian_product(
     graph = copy.graph
     context = context_of(copy)
     context = replace(context, types=unified(graph, context.types), steep=steep_values(graph, context.tensors))
-    path = gradient_path(graph, context.types, wanted, [*constant, *given])
+    path = gradient_path(graph, context.types, variables, [*constant, *incoming])
     graph.initializer.extend(numpy_helper.from_array(np.float32(1), name) for name in constant.values())
-    graph.input.extend(helper.make_value_info(name, context.types[output]) for output, name in given.items())
-    terms: dict[str, list[str]] = {output: [name] for output, name in {**constant, **given}.items()}
-    made: list[onnx.NodeProto] = []
+    graph.input.extend(helper.make_value_info(name, context.types[output]) for output, name in incoming.items())
+    terms: dict[str, list[str]] = {output: [name] for output, name in {**constant, **incoming}.items()}
+    nodes: list[onnx.NodeProto] = []
     constants: Constants = {}
     described: dict[str, onnx.TypeProto] = {}
 
@@ -85,7 +85,7 @@ def vector_jacobian_product(
         names = terms[value]
         while len(names) > 1:
             name = context.fresh(f"{value}_grad/sum")
-            made.append(helper.make_node("Add", names[:2], [name], name))
+            nodes.append(helper.make_node("Add", names[:2], [name], name))
             names[:2] = [name]
         return names[0]
 
@@ -96,54 +96,54 @@ def vector_jacobian_product(
             continue
         backward = Backward(node, context, gradients, path.values, constants)
         try:
-            found = RULES[node.domain, node.op_type]
+            rule = RULES[node.domain, node.op_type]
         except KeyError:
             raise no_gradient(node, f"there is no rule for {node.op_type}") from None
         try:
-            yielded: list[tuple[int | str, str]] = [*found(backward)]
+            yielded: list[tuple[int | str, str]] = [*rule(backward)]
         except MISFITS:
             raise no_gradient(node, "its attributes do not match its inputs") from None
         inherit(backward.nodes, node)
-        made += backward.nodes
+        nodes += backward.nodes
         for source, gradient in yielded:
             value = source if isinstance(source, str) else backward.input(source)
             if value in path.values:
                 terms.setdefault(value, []).append(gradient)
             if value in context.types:
                 described[gradient] = context.types[value]
-    reached = [name for name in wanted if total(name)]
-    renamed = _name_outputs(made, {name: total(name) for name in reached})
-    graph.node.extend(made)
+    reached = [name for name in variables if total(name)]
+    renamed = _name_outputs(nodes, {name: total(name) for name in reached})
+    graph.node.extend(nodes)
     graph.initializer.extend(constants.values())
     for name in reached:
         graph.output.append(helper.make_value_info(f"{name}_grad", context.types[name]))
     drop_choices(graph, context.types)
     prune(graph)
     outputs = {value.name for value in graph.output}
-    new = {name for node in made for name in node.output} - outputs
-    described = {renamed.get(name, name): found for name, found in described.items()}
-    named = {
+    new = {name for node in nodes for name in node.output} - outputs
+    described = {renamed.get(name, name): value_type for name, value_type in described.items()}
+    output_names = {
         name for node in graph.node if named_sizes(node) for name in node.output if name in context.types
     } - outputs
-    new |= named
-    described |= {name: context.types[name] for name in named}
+    new |= output_names
+    described |= {name: context.types[name] for name in output_names}
     shapes.infer(copy, [helper.make_value_info(name, described[name]) for name in described if name in new])
     return copy, reached
 
 
-def _name_outputs(made: list[onnx.NodeProto], gradients: dict[str, str]) -> dict[str, str]:
+def _name_outputs(nodes: list[onnx.NodeProto], gradients: dict[str, str]) -> dict[str, str]:
     """Rename the gradients of parameters to the names of the outputs, in place. Returns old names with new ones.
 
     A gradient that two parameters share, or that is a value of the forward graph, gets its name by an Identity.
     """
-    makers = {name for node in made for name in node.output}
+    makers = {name for node in nodes for name in node.output}
     renamed: dict[str, str] = {}
     for parameter, gradient in gradients.items():
         output = f"{parameter}_grad"
         if gradient in makers and gradient not in renamed:
             renamed[gradient] = output
         else:
-            made.append(helper.make_node("Identity", [gradient], [output], f"{output}/Identity"))
-    for node in made:
+            nodes.append(helper.make_node("Identity", [gradient], [output], f"{output}/Identity"))
+    for node in nodes:
         rename_values(node, renamed)
     return renamed

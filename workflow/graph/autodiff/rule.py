@@ -81,30 +81,30 @@ class Backward(Replacement):
 
     def element_type(self) -> int:
         """The floating-point element type that the node computes in."""
-        known = (shapes.element_type(self.context.types, name) for name in (*self.node.output, *self.node.input))
-        return next((found for found in known if found in _REAL), TensorProto.FLOAT)
+        types = (shapes.element_type(self.context.types, name) for name in (*self.node.output, *self.node.input))
+        return next((element_type for element_type in types if element_type in _REAL), TensorProto.FLOAT)
 
     def dims(self, value: str) -> list[int] | None:
         """Sizes of a value of the forward graph; None if one of them is unknown."""
-        found = shapes.shape(self.context.types, value)
-        return None if found is None or None in found else [int(size or 0) for size in found]
+        dims = shapes.shape(self.context.types, value)
+        return None if dims is None or None in dims else [int(size or 0) for size in dims]
 
     def shape_of(self, value: str) -> str:
         """Shape of a value of the forward graph as an int64 vector; a constant if it is known."""
         dims = self.dims(value)
         return self("Shape", value) if dims is None else self.ints(*dims)
 
-    def reshaped(self, value: str, like: str) -> str:
-        """`value` reshaped to the shape of `like`, a value of the forward graph with as many elements."""
-        found = shapes.shape(self.context.types, like)
-        if found is None or 0 in found or found.count(None) > 1:
-            return self("Reshape", value, self("Shape", like))
-        return self("Reshape", value, self.ints(*(-1 if size is None else size for size in found)))
+    def reshaped(self, value: str, reference: str) -> str:
+        """`value` reshaped to the shape of `reference`, a value of the forward graph with as many elements."""
+        dims = shapes.shape(self.context.types, reference)
+        if dims is None or 0 in dims or dims.count(None) > 1:
+            return self("Reshape", value, self("Shape", reference))
+        return self("Reshape", value, self.ints(*(-1 if size is None else size for size in dims)))
 
-    def zeros(self, like: str) -> str:
-        """Zeros with the shape of `like`, a value of the forward graph."""
+    def zeros(self, reference: str) -> str:
+        """Zeros with the shape of `reference`, a value of the forward graph."""
         zero = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(self.element_type())))
-        return self("ConstantOfShape", self.shape_of(like), value=zero)
+        return self("ConstantOfShape", self.shape_of(reference), value=zero)
 
     def chosen(self, condition: str, value: str) -> str:
         """`value` where `condition` is true, and 0 elsewhere."""
@@ -114,16 +114,16 @@ class Backward(Replacement):
         """`value` times 1 where `condition` is true, and times 0 elsewhere; faster than `chosen`."""
         return self("Mul", value, self("Cast", condition, to=self.element_type()))
 
-    def summed(self, gradient: str, like: str, whole: str) -> str:
-        """Reduce `gradient`, of the shape of `whole`, over the axes along which `like` was broadcast to that shape."""
-        small = shapes.named_shape(self.context.types, like)
-        large = shapes.named_shape(self.context.types, whole)
-        return self.summed_to(gradient, like, small, large)
+    def summed(self, gradient: str, operand: str, result: str) -> str:
+        """Reduce `gradient`, of the shape of `result`, over the axes along which `operand` was broadcast to it."""
+        small = shapes.named_shape(self.context.types, operand)
+        large = shapes.named_shape(self.context.types, result)
+        return self.summed_to(gradient, operand, small, large)
 
-    def summed_to(self, gradient: str, like: str, small: Dims | None, large: Dims | None) -> str:
-        """Same as `summed`, with `small` the sizes of `like` and `large` those of `gradient`, as far as known."""
+    def summed_to(self, gradient: str, operand: str, small: Dims | None, large: Dims | None) -> str:
+        """Same as `summed`, with `small` the sizes of `operand` and `large` those of `gradient`, as far as known."""
         if small is None or large is None:
-            return self._summed_by_shapes(gradient, like)
+            return self._summed_by_shapes(gradient, operand)
         extra = len(large) - len(small)
         axes = list(range(extra))
         for axis, dim in enumerate(small, extra):
@@ -132,16 +132,16 @@ class Backward(Replacement):
                     axes.append(axis)
             elif not isinstance(dim, int) and (dim is None or dim != large[axis]):
                 # The axis may have size 1 in some batches only.
-                return self._summed_by_shapes(gradient, like)
+                return self._summed_by_shapes(gradient, operand)
         if not axes:
             return gradient
         if axes == list(range(extra)):
             return self("ReduceSum", gradient, self.ints(*axes), keepdims=0)
-        kept = self("ReduceSum", gradient, self.ints(*axes), keepdims=1)
-        return kept if extra == 0 else self("Squeeze", kept, self.ints(*range(extra)))
+        reduced = self("ReduceSum", gradient, self.ints(*axes), keepdims=1)
+        return reduced if extra == 0 else self("Squeeze", reduced, self.ints(*range(extra)))
 
-    def _summed_by_shapes(self, gradient: str, like: str) -> str:
-        small, large = self("Shape", like), self("Shape", gradient)
+    def _summed_by_shapes(self, gradient: str, operand: str) -> str:
+        small, large = self("Shape", operand), self("Shape", gradient)
         missing = self("Sub", self("Shape", large), self("Shape", small))
         padded = self("Concat", self("Expand", self.ints(1), missing), small, axis=0)
         spread = self("And", self("Equal", padded, self.ints(1)), self("Not", self("Equal", large, self.ints(1))))

@@ -12,8 +12,8 @@ def where(b: Backward) -> Gradients:
     if b.wants(1):
         yield 1, b.summed(b.chosen(b.input(0), b.gradient()), b.input(1), b.output(0))
     if b.wants(2):
-        others = b("Where", b.input(0), b.number(0), b.gradient())
-        yield 2, b.summed(others, b.input(2), b.output(0))
+        of_else = b("Where", b.input(0), b.number(0), b.gradient())
+        yield 2, b.summed(of_else, b.input(2), b.output(0))
 
 
 @rule("Clip")
@@ -45,14 +45,14 @@ def extremes(b: Backward) -> Gradients:
         yield 0, gradient
         return
     equal = [b("Equal", name, y) for name in b.node.input]
-    counts = [b("Cast", each, to=b.element_type()) for each in equal]
+    counts = [b("Cast", is_extreme, to=b.element_type()) for is_extreme in equal]
     total = counts[0]
     for count in counts[1:]:
         total = b("Add", total, count)
     share = b("Div", gradient, total)
-    for place, each in enumerate(equal):
+    for place, is_extreme in enumerate(equal):
         if b.wants(place):
-            yield place, b.summed(b.chosen(each, share), b.input(place), y)
+            yield place, b.summed(b.chosen(is_extreme, share), b.input(place), y)
 
 
 @rule("Sum", "Mean")
@@ -71,8 +71,8 @@ def remainder(b: Backward) -> Gradients:
     if b.wants(0):
         yield 0, b.summed(b.gradient(), b.input(0), b.output(0))
     if b.wants(1):
-        whole = b("Round", b("Div", b("Sub", b.input(0), b.output(0)), b.input(1)))
-        yield 1, b("Neg", b.summed(b("Mul", b.gradient(), whole), b.input(1), b.output(0)))
+        quotient = b("Round", b("Div", b("Sub", b.input(0), b.output(0)), b.input(1)))
+        yield 1, b("Neg", b.summed(b("Mul", b.gradient(), quotient), b.input(1), b.output(0)))
 
 
 @rule("Pow")
@@ -90,13 +90,13 @@ def power(b: Backward) -> Gradients:
 
 def _by_base(b: Backward) -> Gradients:
     x, exponent, value = b.input(0), b.input(1), b.value(1)
-    known = float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
-    if known == 0:
+    constant_exponent = float(value.reshape(-1)[0]) if value is not None and value.size == 1 else None
+    if constant_exponent == 0:
         return
     gradient = b.gradient()
-    if known is not None:
-        if known != 1:
-            gradient = b("Mul", b("Mul", gradient, b.number(known)), _power(b, x, known - 1))
+    if constant_exponent is not None:
+        if constant_exponent != 1:
+            gradient = b("Mul", b("Mul", gradient, b.number(constant_exponent)), _power(b, x, constant_exponent - 1))
     else:
         if shapes.element_type(b.context.types, exponent) != b.element_type():
             exponent = b("Cast", exponent, to=b.element_type())

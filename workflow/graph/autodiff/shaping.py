@@ -54,20 +54,20 @@ def tile(b: Backward) -> Gradients:
 @rule("Concat")
 def concat(b: Backward) -> Gradients:
     axis, inputs = b.attribute("axis", 0) % b.rank(0), list(b.node.input)
-    wanted = [place for place in range(len(inputs)) if b.wants(place)]
+    wanted_places = [place for place in range(len(inputs)) if b.wants(place)]
     sizes = [(shapes.shape(b.context.types, name) or [None] * (axis + 1))[axis] for name in inputs]
-    known = [size for size in sizes if size is not None]
-    if len(known) < len(sizes) or len(wanted) == len(inputs):
-        if len(known) == len(sizes):
-            lengths = b.ints(*known)
+    fixed_sizes = [size for size in sizes if size is not None]
+    if len(fixed_sizes) < len(sizes) or len(wanted_places) == len(inputs):
+        if len(fixed_sizes) == len(sizes):
+            lengths = b.ints(*fixed_sizes)
         else:
             lengths = b("Concat", *(b("Shape", name, start=axis, end=axis + 1) for name in inputs), axis=0)
         parts = b.several("Split", len(inputs), b.gradient(), lengths, axis=axis)
-        yield from ((place, parts[place]) for place in wanted)
+        yield from ((place, parts[place]) for place in wanted_places)
         return
-    for place in wanted:
-        start = sum(known[:place])
-        ends = b.ints(start), b.ints(start + known[place])
+    for place in wanted_places:
+        start = sum(fixed_sizes[:place])
+        ends = b.ints(start), b.ints(start + fixed_sizes[place])
         yield place, b("Slice", b.gradient(), *ends, b.ints(axis))
 
 
@@ -99,13 +99,13 @@ def depth_to_space(b: Backward) -> Gradients:
     one.
     """
     block, gradient = b.attribute("blocksize", 1), b.gradient()
-    found = b("SpaceToDepth", gradient, blocksize=block)
+    blocks = b("SpaceToDepth", gradient, blocksize=block)
     if b.attribute("mode", "DCR") == "CRD":
         shape = b.shape_of(b.input(0))
         ends = [b("Slice", shape, b.ints(start), b.ints(end)) for start, end in ((0, 1), (2, 4))]
-        parts = b("Reshape", found, b("Concat", ends[0], b.ints(block * block, -1), ends[1], axis=0))
-        found = b("Reshape", b("Transpose", parts, perm=[0, 2, 1, 3, 4]), shape)
-    yield 0, found
+        parts = b("Reshape", blocks, b("Concat", ends[0], b.ints(block * block, -1), ends[1], axis=0))
+        blocks = b("Reshape", b("Transpose", parts, perm=[0, 2, 1, 3, 4]), shape)
+    yield 0, blocks
 
 
 @rule("SpaceToDepth")

@@ -37,7 +37,7 @@ def unified(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> dict
             for size, name in zip(dims or (), named_sizes(node), strict=False):
                 names.join(size, name)
                 names.join(name, size)
-    return {name: names.renamed(found) for name, found in types.items()}
+    return {name: names.renamed(value_type) for name, value_type in types.items()}
 
 
 class _Names:
@@ -54,9 +54,9 @@ class _Names:
             if isinstance(size, int):
                 number *= size
             elif size in self._meaning:
-                times, others = self._meaning[size]
-                more, found = self.product(others.elements())
-                number, factors = number * times * more, factors + found
+                times, symbols = self._meaning[size]
+                multiple, symbol_factors = self.product(symbols.elements())
+                number, factors = number * times * multiple, factors + symbol_factors
             else:
                 factors[str(size)] += 1
         return number, factors
@@ -88,15 +88,15 @@ class _Names:
 
     def dims(self, value: str) -> list[Size] | None:
         """Sizes of a value's axes; None if their number is unknown."""
-        found = shapes.named_shape(self._types, value)
-        return None if found is None else [self.find(size) for size in found]
+        dims = shapes.named_shape(self._types, value)
+        return None if dims is None else [self.find(size) for size in dims]
 
-    def renamed(self, found: onnx.TypeProto) -> onnx.TypeProto:
+    def renamed(self, value_type: onnx.TypeProto) -> onnx.TypeProto:
         """A type with every size replaced by its representative name."""
-        if not any(dim.dim_param in self._meaning for dim in found.tensor_type.shape.dim):
-            return found
+        if not any(dim.dim_param in self._meaning for dim in value_type.tensor_type.shape.dim):
+            return value_type
         copy = onnx.TypeProto()
-        copy.CopyFrom(found)
+        copy.CopyFrom(value_type)
         for dim in copy.tensor_type.shape.dim:
             if dim.dim_param in self._meaning:
                 size = self.find(dim.dim_param)
@@ -124,9 +124,9 @@ class _Numbers:
     def enter(self, node: onnx.NodeProto) -> None:
         """Record what a node computes from known elements."""
         rule = _RULES.get(node.op_type)
-        found = rule(node, self) if rule is not None else None
-        if found is not None:
-            self._known[node.output[0]] = found
+        elements = rule(node, self) if rule is not None else None
+        if elements is not None:
+            self._known[node.output[0]] = elements
 
     def shape(self, node: onnx.NodeProto) -> list[Size] | None:
         dims = self._names.dims(node.input[0])
@@ -139,8 +139,8 @@ class _Numbers:
         data, places = self.of(node.input[0]), self.of(node.input[1])
         if data is None or places is None:
             return None
-        chosen = [place for place in places if isinstance(place, int) and -len(data) <= place < len(data)]
-        return [data[place] for place in chosen] if len(chosen) == len(places) else None
+        selection = [place for place in places if isinstance(place, int) and -len(data) <= place < len(data)]
+        return [data[place] for place in selection] if len(selection) == len(places) else None
 
     def concat(self, node: onnx.NodeProto) -> list[Size] | None:
         parts = [self.of(name) for name in node.input]
@@ -148,21 +148,21 @@ class _Numbers:
 
     def equal(self, node: onnx.NodeProto) -> list[Size] | None:
         """1 where two elements are equal, 0 where they differ; a size is never negative."""
-        found: list[Size] = []
+        elements: list[Size] = []
         for a, b in zip(*(self.of(name) or [] for name in node.input), strict=False):
             if isinstance(a, int) and isinstance(b, int):
-                found.append(int(a == b))
-            elif any(isinstance(each, int) and each < 0 for each in (a, b)):
-                found.append(0)
+                elements.append(int(a == b))
+            elif any(isinstance(element, int) and element < 0 for element in (a, b)):
+                elements.append(0)
             else:
                 return None
-        return found if all(len(self.of(name) or []) == len(found) > 0 for name in node.input) else None
+        return elements if all(len(self.of(name) or []) == len(elements) > 0 for name in node.input) else None
 
     def where(self, node: onnx.NodeProto) -> list[Size] | None:
-        chosen, yes, no = (self.of(name) or [] for name in node.input)
-        if not len(chosen) == len(yes) == len(no) > 0 or not all(isinstance(each, int) for each in chosen):
+        condition, yes, no = (self.of(name) or [] for name in node.input)
+        if not len(condition) == len(yes) == len(no) > 0 or not all(isinstance(flag, int) for flag in condition):
             return None
-        return [a if each else b for each, a, b in zip(chosen, yes, no, strict=True)]
+        return [a if flag else b for flag, a, b in zip(condition, yes, no, strict=True)]
 
     def multiplied(self, node: onnx.NodeProto) -> list[Size] | None:
         a, b = (self.of(name) or [] for name in node.input)
@@ -215,11 +215,11 @@ def _compare(node: onnx.NodeProto, names: _Names, numbers: _Numbers) -> None:
 
 def _broadcast(names: _Names, inputs: Iterable[Sequence[Size] | None], result: Sequence[Size]) -> None:
     """Axes that have one size, or 1, in all inputs have that size in the result."""
-    known = list(inputs)
-    if None in known:
+    shapes = list(inputs)
+    if None in shapes:
         return
     for i in range(1, len(result) + 1):
-        sizes = {names.find(dims[-i]) for dims in known if dims is not None and len(dims) >= i} - {1}
+        sizes = {names.find(dims[-i]) for dims in shapes if dims is not None and len(dims) >= i} - {1}
         if len(sizes) == 1:
             size = sizes.pop()
             # Expand's shape may hold 1 or 0 where the result is larger.
@@ -231,10 +231,10 @@ def _product(names: _Names, before: Sequence[Size], after: Sequence[Size]) -> No
     """Determine the one size that remains when all others cancel: the number of elements is unchanged."""
     if None in before or None in after or 0 in before or 0 in after:
         return
-    (whole, factors), (part, others) = names.product(before), names.product(after)
-    left = list((others - factors).elements())
-    if len(left) == 1 and whole % part == 0:
-        names.define(left[0], whole // part, factors - others)
+    (number, factors), (part, other_factors) = names.product(before), names.product(after)
+    unmatched = list((other_factors - factors).elements())
+    if len(unmatched) == 1 and number % part == 0:
+        names.define(unmatched[0], number // part, factors - other_factors)
 
 
 def _slice(

@@ -33,9 +33,9 @@ def _known_margins(b: Backward) -> list[int] | None:
         size = shape[axis]
         if size is None:
             return None
-        kept = range(size)[start:end]
-        first = kept.start if kept else 0
-        pads[axis % len(shape)], pads[len(shape) + axis % len(shape)] = first, size - first - len(kept)
+        remaining = range(size)[start:end]
+        first = remaining.start if remaining else 0
+        pads[axis % len(shape)], pads[len(shape) + axis % len(shape)] = first, size - first - len(remaining)
     return pads
 
 
@@ -100,10 +100,10 @@ def pad(b: Backward) -> Gradients:
 
 def _unpadded(b: Backward, gradient: str, axis: int, i: int, count: int, mode: str) -> str:
     """Add up the elements that were copied along one axis; `i` is the axis' position in the `count` widths."""
-    known = b.value(1)
-    if known is not None:
-        widths = b.ints(int(known[i]), int(known[count + i]))
-        if not known[i] and not known[count + i]:
+    constant_widths = b.value(1)
+    if constant_widths is not None:
+        widths = b.ints(int(constant_widths[i]), int(constant_widths[count + i]))
+        if not constant_widths[i] and not constant_widths[count + i]:
             return gradient
     else:
         parts = (b("Slice", b.input(1), b.ints(place), b.ints(place + 1)) for place in (i, count + i))

@@ -19,20 +19,20 @@ def fourier(b: Backward) -> Gradients:
     inverse = bool(b.attribute("inverse", 0))
     length = b.input(1) or b("Squeeze", b("Slice", b.shape_of(b.input(0)), *(b.ints(at) for at in (axis, axis + 1))))
     # A one-sided transform dropped the last elements: those that the length adds again are zeros.
-    found = b("DFT", b.gradient(), length, axis=axis, inverse=int(not inverse))
-    found = b("Div" if inverse else "Mul", found, b("Cast", length, to=b.element_type()))
+    spectrum = b("DFT", b.gradient(), length, axis=axis, inverse=int(not inverse))
+    spectrum = b("Div" if inverse else "Mul", spectrum, b("Cast", length, to=b.element_type()))
     if dims[-1] != PARTS:
-        found = b("Slice", found, b.ints(0), _size(b, len(dims) - 1), b.ints(-1))
+        spectrum = b("Slice", spectrum, b.ints(0), _size(b, len(dims) - 1), b.ints(-1))
     if b.input(1):
         # The input was padded to the length, or cut to it.
-        whole = b("Concat", found, b.zeros(b.input(0)), axis=axis)
-        found = b("Slice", whole, b.ints(0), _size(b, axis), b.ints(axis))
-    yield 0, found
+        padded = b("Concat", spectrum, b.zeros(b.input(0)), axis=axis)
+        spectrum = b("Slice", padded, b.ints(0), _size(b, axis), b.ints(axis))
+    yield 0, spectrum
 
 
 def _size(b: Backward, axis: int) -> str:
     """Size of an axis of the input, an int64 [1]."""
-    known = b.shape(0)[axis]
-    if known is not None:
-        return b.ints(known)
+    size = b.shape(0)[axis]
+    if size is not None:
+        return b.ints(size)
     return b("Slice", b("Shape", b.input(0)), b.ints(axis), b.ints(axis + 1))

@@ -62,8 +62,8 @@ class Windows:
 
 def sizes_of(w: Replacement, x: str, axes: int) -> list[int | None]:
     """Sizes of the spatial axes, None if unknown."""
-    found = shapes.shape(w.context.types, x)
-    return [None] * axes if found is None else found[SPATIAL:]
+    dims = shapes.shape(w.context.types, x)
+    return [None] * axes if dims is None else dims[SPATIAL:]
 
 
 def windows_of(w: Replacement, x: str, kernel: Sequence[int], sizes: Sequence[int | None]) -> tuple[Windows, str, str]:
@@ -94,8 +94,8 @@ def windows_of(w: Replacement, x: str, kernel: Sequence[int], sizes: Sequence[in
         reach - 1 if size is None else max(0, (-(-size // stride) - 1) * stride + reach - size)
         for size, stride, reach in zip(sizes, strides, plain.reaches, strict=True)
     ]
-    fewer, more = [n // 2 for n in totals], [n - n // 2 for n in totals]
-    begins, ends = (fewer, more) if mode == "SAME_UPPER" else (more, fewer)
+    fewer, larger = [n // 2 for n in totals], [n - n // 2 for n in totals]
+    begins, ends = (fewer, larger) if mode == "SAME_UPPER" else (larger, fewer)
     return Windows(kernel, strides, dilations, begins, ends, sizes), x, ""
 
 
@@ -105,8 +105,8 @@ def _padded_to_same(w: Replacement, x: str, windows: Windows, mode: str) -> tupl
     spanned = w("Add", w("Mul", w("Sub", count, w.ints(1)), strides), w.ints(*windows.reaches))
     total = w("Max", w("Sub", spanned, size), w.ints(0))
     fewer = w("Div", total, w.ints(2))
-    more = w("Sub", total, fewer)
-    begins, ends = (fewer, more) if mode == "SAME_UPPER" else (more, fewer)
+    larger = w("Sub", total, fewer)
+    begins, ends = (fewer, larger) if mode == "SAME_UPPER" else (larger, fewer)
     none = w.ints(0, 0)
     return begins, w("Pad", x, w("Concat", none, begins, none, ends, axis=0))
 
@@ -138,7 +138,7 @@ def spread(w: Replacement, gradient: str, weight: str, windows: Windows, x: str,
             ends.append(max(0, -lacking))
             missing.append(max(0, lacking))
     extra: dict[str, Any] = {"output_padding": missing} if any(missing) else {}
-    whole = w(
+    image_sum = w(
         "ConvTranspose",
         gradient,
         weight,
@@ -150,9 +150,9 @@ def spread(w: Replacement, gradient: str, weight: str, windows: Windows, x: str,
         **extra,
     )
     if not cut:
-        return whole
+        return image_sum
     axes = range(SPATIAL, SPATIAL + len(windows.kernel))
-    return w("Slice", whole, w.ints(*(0 for _ in axes)), w("Shape", x, start=SPATIAL), w.ints(*axes))
+    return w("Slice", image_sum, w.ints(*(0 for _ in axes)), w("Shape", x, start=SPATIAL), w.ints(*axes))
 
 
 def met(w: Replacement, padded: str, windows: Windows, place: Sequence[int], outputs: str) -> str:
@@ -167,8 +167,8 @@ def met(w: Replacement, padded: str, windows: Windows, place: Sequence[int], out
     strides = windows.strides
     counts = windows.counts
     if None not in counts:
-        known = zip(starts, counts, strides, strict=True)
-        ends = w.ints(*(start + (count or 0) * stride - stride + 1 for start, count, stride in known))
+        ranges = zip(starts, counts, strides, strict=True)
+        ends = w.ints(*(start + (count or 0) * stride - stride + 1 for start, count, stride in ranges))
     elif all(stride == 1 for stride in strides):
         ends = w("Add", w("Shape", outputs, start=SPATIAL), w.ints(*starts))
     else:

@@ -79,9 +79,9 @@ def _bag(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> _Bag 
     inner = {
         n.output[0]: n.attribute[0].t for n in body.node if n.op_type == "Constant" and n.attribute[0].HasField("t")
     }
-    made = _Body(walk.producers(body), {**tensors, **inner}, body.input[0].name)
+    loop_body = _Body(walk.producers(body), {**tensors, **inner}, body.input[0].name)
     try:
-        return made.bag(body.output[1].name)
+        return loop_body.bag(body.output[1].name)
     except (KeyError, IndexError):
         return None
 
@@ -108,8 +108,8 @@ class _Body:
             raise KeyError(result)
         indices, starts, ends = self._part(rows.input[1])
         if weights:
-            weights, *same = self._part(weights)
-            if same != [starts, ends]:
+            weights, *bounds = self._part(weights)
+            if bounds != [starts, ends]:
                 raise KeyError(result)
         return _Bag(reduction.op_type, rows.input[0], indices, starts, ends, weights)
 

@@ -25,12 +25,12 @@ def determinant(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
         raise w.refusal(f"its matrices have {rows}, and at most {_MOST} are supported")
     zero, one, minus = w.constant(0.0), w.constant(1.0), w.constant(-1.0)
     rest, pivots, signs = w.input(0), [], []
-    for left in range(size, 1, -1):
+    for size_left in range(size, 1, -1):
         # The largest element of all. In a column of zeros alone, none would be the pivot of another row's gradient.
         highest = w("ArgMax", w("ReduceMax", w("Abs", rest), w.ints(-1), keepdims=1), axis=-2, keepdims=1)
-        row, others = _swapped(w, rest, highest, -2, left)
+        row, other_rows = _swapped(w, rest, highest, -2, size_left)
         widest = w("ArgMax", w("Abs", row), axis=-1, keepdims=1)
-        column, rest = _swapped(w, w("Concat", row, others, axis=-2), widest, -1, left)
+        column, rest = _swapped(w, w("Concat", row, other_rows, axis=-2), widest, -1, size_left)
         (pivot, below), (later, rest) = _halves(w, column, -2), _halves(w, rest, -2)
         divisor = w("Where", w("Equal", pivot, zero), one, pivot)
         rest = w("Sub", rest, w("MatMul", w("Div", below, divisor), later))
@@ -45,14 +45,16 @@ def determinant(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 def _swapped(w: Replacement, value: str, place: str, axis: int, length: int) -> tuple[str, str]:
     """The row (axis -2) or column (axis -1) at `place` [..., 1, 1], and the others, the first of them in its place."""
     along, across = (np.arange(length)[:, None], np.arange(length)[None])[:: 1 if axis == -2 else -1]
-    chosen = w("Cast", w("Equal", w.constant(across, np.int64), place), to=TensorProto.FLOAT)
-    first, others = _halves(w, value, axis)
+    selector = w("Cast", w("Equal", w.constant(across, np.int64), place), to=TensorProto.FLOAT)
+    first, remainder = _halves(w, value, axis)
     behind = along[1:] if axis == -2 else along[:, 1:]
-    others = w("Where", w("Equal", w.constant(behind, np.int64), place), first, others)
-    return w("MatMul", *((chosen, value) if axis == -2 else (value, chosen))), others
+    remainder = w("Where", w("Equal", w.constant(behind, np.int64), place), first, remainder)
+    return w("MatMul", *((selector, value) if axis == -2 else (value, selector))), remainder
 
 
 def _halves(w: Replacement, value: str, axis: int) -> tuple[str, str]:
     """The first element along an axis, and the others."""
-    first, others = (w("Slice", value, w.ints(start), w.ints(end), w.ints(axis)) for start, end in ((0, 1), (1, LAST)))
-    return first, others
+    first, remainder = (
+        w("Slice", value, w.ints(start), w.ints(end), w.ints(axis)) for start, end in ((0, 1), (1, LAST))
+    )
+    return first, remainder

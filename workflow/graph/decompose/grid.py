@@ -33,8 +33,8 @@ def grid_sample(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     for corner in itertools.product(_STEPS[mode], repeat=axes):
         part = _corner(w, places, sizes, corner, mode)
         value = w("Add", value, part) if value else part
-    whole = [w("Shape", w.input(0), start=0, end=2), w("Shape", w.input(1), start=1, end=1 + axes)]
-    return w.done(w("Reshape", value, w("Concat", *whole, axis=0)))
+    output_shape = [w("Shape", w.input(0), start=0, end=2), w("Shape", w.input(1), start=1, end=1 + axes)]
+    return w.done(w("Reshape", value, w("Concat", *output_shape, axis=0)))
 
 
 def _place(w: Replacement, size: str, component: int, axis: int) -> str:

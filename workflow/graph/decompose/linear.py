@@ -31,11 +31,11 @@ def einsum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 def _terms(w: Replacement) -> tuple[list[str], str]:
     """One label per axis of each input and of the output, including the axes that an ellipsis stands for."""
     equation = w.attribute("equation", "").replace(" ", "")
-    left, arrow, result = equation.partition("->")
-    terms = left.split(",")
+    inputs, arrow, result = equation.partition("->")
+    terms = inputs.split(",")
     if not arrow:
-        every = left.replace(",", "").replace("...", "")
-        result = "..." * ("..." in left) + "".join(sorted(label for label in set(every) if every.count(label) == 1))
+        every = inputs.replace(",", "").replace("...", "")
+        result = "..." * ("..." in inputs) + "".join(sorted(label for label in set(every) if every.count(label) == 1))
     if "..." in equation:
         unused = [label for label in string.ascii_letters if label not in equation]
         hidden = [w.rank(place) - len(term.replace("...", "")) for place, term in enumerate(terms) if "..." in term]
@@ -73,18 +73,18 @@ def _diagonal(w: Replacement, value: str, term: str) -> tuple[str, str]:
             length = w("Squeeze", w("Shape", value, start=first, end=first + 1))
             places = w("Range", w.constant(0, "int64"), length, w.constant(1, "int64"))
             mask = w("Equal", w("Unsqueeze", places, w.ints(1)), places)
-            kept = w("Where", mask, turned, w.constant(0.0))
-            value = w("ReduceSum", kept, w.ints(-1), keepdims=0)
+            diagonal = w("Where", mask, turned, w.constant(0.0))
+            value = w("ReduceSum", diagonal, w.ints(-1), keepdims=0)
             term = "".join(term[i] for i in order[:-1])
     return value, term
 
 
-def _summed(w: Replacement, value: str, labels: str, kept: set[str]) -> tuple[str, str]:
+def _summed(w: Replacement, value: str, labels: str, remaining: set[str]) -> tuple[str, str]:
     """Sum over the labels that are no longer needed."""
-    gone = [i for i, label in enumerate(labels) if label not in kept]
+    gone = [i for i, label in enumerate(labels) if label not in remaining]
     if not gone:
         return value, labels
-    return w("ReduceSum", value, w.ints(*gone), keepdims=0), "".join(x for x in labels if x in kept)
+    return w("ReduceSum", value, w.ints(*gone), keepdims=0), "".join(x for x in labels if x in remaining)
 
 
 def _ordered(w: Replacement, value: str, labels: str, order: Sequence[str]) -> str:
@@ -106,10 +106,10 @@ def _pair(w: Replacement, a: str, a_labels: str, b: str, b_labels: str, later: s
     sizes = _sizes(w, a, 0, counts[0]), _sizes(w, a, counts[0], counts[0] + counts[1])
     depth = _product(w, _sizes(w, a, counts[0] + counts[1], sum(counts[:3])))
     width = _sizes(w, b, counts[0] + counts[2], counts[0] + counts[2] + counts[3])
-    left = w("Reshape", a, w("Concat", *sizes[0], _product(w, sizes[1]), depth, axis=0))
+    left_matrix = w("Reshape", a, w("Concat", *sizes[0], _product(w, sizes[1]), depth, axis=0))
     right = w("Reshape", b, w("Concat", *sizes[0], depth, _product(w, width), axis=0))
     shape = [*sizes[0], *sizes[1], *width]
-    product = w("MatMul", left, right)
+    product = w("MatMul", left_matrix, right)
     value = w("Reshape", product, w("Concat", *shape, axis=0) if shape else w.constant([], "int64"))
     return value, "".join([*batch, *rows, *columns])
 
@@ -146,7 +146,7 @@ def col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     one.
     """
     w = Replacement(node, context)
-    image, block = ([int(n) for n in w.known_value(place, what)] for place, what in ((1, "image"), (2, "block")))
+    image, block = ([int(n) for n in w.known_value(place, noun)] for place, noun in ((1, "image"), (2, "block")))
     axes = len(image)
     strides, dilations = w.attribute("strides", [1] * axes), w.attribute("dilations", [1] * axes)
     pads = w.attribute("pads", [0] * (2 * axes))
@@ -167,9 +167,9 @@ def col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     empty = w("Expand", w.constant(0.0), w("Concat", rows, w.ints(pixels + 1), axis=0))
     indices = w("Expand", index, w("Shape", columns))
     added = w("ScatterElements", empty, indices, columns, axis=1, reduction="add")
-    kept = w("Slice", added, w.ints(0), w.ints(pixels), w.ints(1))
+    cropped = w("Slice", added, w.ints(0), w.ints(pixels), w.ints(1))
     shape = w("Concat", w("Shape", w.input(0), start=0, end=1), w.ints(-1, *image), axis=0)
-    return w.done(w("Reshape", kept, shape))
+    return w.done(w("Reshape", cropped, shape))
 
 
 LINEAR = {"Col2Im": col2im, "Einsum": einsum}

@@ -26,11 +26,11 @@ def group_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.Nod
     """
     w = Replacement(node, context)
     groups, epsilon = w.attribute("num_groups", 1), w.attribute("epsilon", 1e-5)
-    grouped, whole = w("Reshape", w.input(0), w.ints(0, groups, -1)), w("Shape", w.input(0))
+    grouped, shape = w("Reshape", w.input(0), w.ints(0, groups, -1)), w("Shape", w.input(0))
     if w.shape(1)[:1] == [groups]:
-        return w.done(w("Reshape", w("InstanceNormalization", grouped, *node.input[1:3], epsilon=epsilon), whole))
+        return w.done(w("Reshape", w("InstanceNormalization", grouped, *node.input[1:3], epsilon=epsilon), shape))
     placeholders = w.constant(np.ones(groups)), w.constant(np.zeros(groups))
-    y = w("Reshape", w("InstanceNormalization", grouped, *placeholders, epsilon=epsilon), whole)
+    y = w("Reshape", w("InstanceNormalization", grouped, *placeholders, epsilon=epsilon), shape)
     scale, bias = (_per_channel(w, vector, w.rank(0)) for vector in node.input[1:3])
     return w.done(w("Add", w("Mul", y, scale), bias))
 

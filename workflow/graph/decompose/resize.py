@@ -23,7 +23,7 @@ _SCALES, _SIZES = 2, 3
 
 
 def by_axes(
-    node: onnx.NodeProto, known: Known, types: Mapping[str, onnx.TypeProto], fresh: Fresh
+    node: onnx.NodeProto, constants: Known, types: Mapping[str, onnx.TypeProto], fresh: Fresh
 ) -> list[onnx.NodeProto] | None:
     """Rewrite a Resize that lists all axes to list only those whose size changes; None if it can stay.
 
@@ -36,22 +36,22 @@ def by_axes(
     if rank is None or _crops(node) or attribute(node, "keep_aspect_ratio_policy", "stretch") != "stretch":
         return None
     place = _place(node)
-    amounts = known.value(node.input[place])
+    amounts = constants.value(node.input[place])
     if amounts is None or amounts.dtype != object or amounts.shape != (rank,):
         return None
-    same = [1 if place == _SCALES else known.axis(node.input[0], axis) for axis in range(rank)]
-    axes = [axis for axis in range(rank) if amounts[axis] != same[axis]]
+    unchanged = [1 if place == _SCALES else constants.axis(node.input[0], axis) for axis in range(rank)]
+    axes = [axis for axis in range(rank) if amounts[axis] != unchanged[axis]]
     if not axes:
         return [helper.make_node("Identity", node.input[:1], node.output, node.name)]
     if len(axes) == rank:
         return None
     changed = fresh(f"{node.output[0]}.amounts")
-    chosen = amounts[axes]
-    if any(isinstance(amount, str) for amount in chosen):
+    changed_amounts = amounts[axes]
+    if any(isinstance(amount, str) for amount in changed_amounts):
         index = fresh(f"{node.output[0]}.axes")
         before = [_constant(index, axes), helper.make_node("Gather", [node.input[place], index], [changed])]
     else:
-        before = [_constant(changed, chosen.astype(np.float32 if place == _SCALES else np.int64))]
+        before = [_constant(changed, changed_amounts.astype(np.float32 if place == _SCALES else np.int64))]
     copy = copy_of(node)
     copy.input[place] = changed
     set_attribute(copy, "axes", axes)
@@ -104,21 +104,21 @@ def _interpolation(node: onnx.NodeProto, size: int, place: int, amount: Any) -> 
     grown = size * amount if place == _SCALES else amount
     if not 0 < size * grown <= LARGEST:
         raise Replacement(node, Context(str, {})).refusal(f"it would need a matrix of {size} by {grown:.0f}")
-    alone = copy_of(node)
-    alone.input[:] = ["x", "", "amounts"] if place == _SCALES else ["x", "", "", "amounts"]
-    set_attribute(alone, "axes", None)
+    template = copy_of(node)
+    template.input[:] = ["x", "", "amounts"] if place == _SCALES else ["x", "", "", "amounts"]
+    set_attribute(template, "axes", None)
     dtype = np.float32 if place == _SCALES else np.int64
     amounts = np.array([1, 1, 1, amount] if place == _SCALES else [1, 1, size, amount], dtype)
-    return of_unit_vectors(alone, size, onnx.numpy_helper.from_array(amounts, "amounts"))
+    return of_unit_vectors(template, size, onnx.numpy_helper.from_array(amounts, "amounts"))
 
 
-def of_unit_vectors(alone: onnx.NodeProto, size: int, *constants: onnx.TensorProto) -> np.ndarray:
+def of_unit_vectors(template: onnx.NodeProto, size: int, *constants: onnx.TensorProto) -> np.ndarray:
     """[size, new size]: the result of ONNX Runtime's own kernel for a node whose input x is the unit vectors."""
     from ortflow.workflow.onnx_runtime import onnxruntime
 
-    alone.output[:] = ["y"]
+    template.output[:] = ["y"]
     graph = helper.make_graph(
-        [alone],
+        [template],
         "alone",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, size, size])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
@@ -156,12 +156,12 @@ def _computed(w: Replacement, value: str, axis: int, place: int, amount: int) ->
         raise w.refusal(f"the size of its input's axis {axis} is not known")
     zero, one, half = w.constant(0.0), w.constant(1.0), w.constant(0.5)
     length = _number(w, w("Squeeze", w("Shape", value, start=axis, end=axis + 1)))
-    given = w("Gather", w.input(place), w.constant(amount, np.int64))
+    requested = w("Gather", w.input(place), w.constant(amount, np.int64))
     if place == _SIZES:
-        new = _number(w, given)
+        new = _number(w, requested)
         scale = w("Div", new, length)
     else:
-        scale = given
+        scale = requested
         new = w("Floor", w("Mul", length, scale))
     source = _coordinate(w, w("Range", zero, new, one), length, new, scale)
     last = w("Sub", length, one)

@@ -14,7 +14,7 @@ from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
 
 
-def replace_combining_scatters(model: onnx.ModelProto, where: str) -> list[str]:
+def replace_combining_scatters(model: onnx.ModelProto, location: str) -> list[str]:
     """Rewrite each ScatterND of the main graph that has a reduction, in place; returns log lines."""
     if not any(_combines(node) for node in model.graph.node):
         return []
@@ -23,7 +23,7 @@ def replace_combining_scatters(model: onnx.ModelProto, where: str) -> list[str]:
     count = 0
     for node in model.graph.node:
         if _combines(node):
-            nodes += _by_elements(node, context, where)
+            nodes += _by_elements(node, context, location)
             count += 1
         else:
             nodes.append(node)
@@ -37,13 +37,13 @@ def _combines(node: onnx.NodeProto) -> bool:
     return node.op_type == "ScatterND" and node.domain == "" and bool(attribute(node, "reduction", "none") != "none")
 
 
-def _by_elements(node: onnx.NodeProto, context: Context, where: str) -> list[onnx.NodeProto]:
+def _by_elements(node: onnx.NodeProto, context: Context, location: str) -> list[onnx.NodeProto]:
     """Treat the data as a matrix [indexable positions, elements of each], and scatter by row number."""
     w = Replacement(node, context)
     index_shape = shapes.shape(context.types, w.input(1))
     depth = index_shape[-1] if index_shape else None
     if depth is None or depth < 1:
-        raise UserError(f"{walk.called(node)} has indices of a length that is not known", where=where)
+        raise UserError(f"{walk.called(node)} has indices of a length that is not known", where=location)
     sizes = [w("Shape", w.input(0), start=i, end=i + 1) for i in range(depth)]
     # Indices may count from the end; the remainder modulo the size is the position from the start.
     places = w("Mod", w.input(1), w("Concat", *sizes, axis=0))

@@ -27,12 +27,12 @@ def replace_inverse_halves(model: onnx.ModelProto) -> list[str]:
         return []
     context, nodes, count = context_of(model), list[onnx.NodeProto](), 0
     for node in model.graph.node:
-        made = None
+        replacement = None
         if _is_inverse_half(node):
             with contextlib.suppress(*MISFITS):
-                made = _whole(node, context)
-        nodes += [node] if made is None else made
-        count += made is not None
+                replacement = _whole(node, context)
+        nodes += [node] if replacement is None else replacement
+        count += replacement is not None
     replace(model.graph.node, nodes)
     return [f"{count} inverse one-sided DFT written as two-sided"] if count else []
 
@@ -53,16 +53,16 @@ def _whole(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | Non
     w = Replacement(node, context)
     dims, length = shapes.shape(context.types, w.input(0)) or [], w.value(1)
     axis = int(w.attribute("axis", 1)) % len(dims)
-    held = dims[axis]
-    if held is None or (w.input(1) and length is None):
+    bins = dims[axis]
+    if bins is None or (w.input(1) and length is None):
         return None
-    size = 2 * (held - 1) if length is None else int(length.reshape(-1)[0])
-    count = min(size // 2 + 1, held)
+    size = 2 * (bins - 1) if length is None else int(length.reshape(-1)[0])
+    count = min(size // 2 + 1, bins)
     if not 0 < count <= LONGEST:
         return None
     weights = np.array([1 if 2 * k in (0, size) else 2 for k in range(count)], np.float32)
     shape = [-1, *[1] * (len(dims) - 1 - axis)]
-    spectrum = w("Slice", w.input(0), w.ints(0), w.ints(count), w.ints(axis)) if count < held else w.input(0)
-    whole = w("Mul", spectrum, w.constant(weights.reshape(shape)))
-    found = w("DFT", whole, w.constant(size, np.int64), axis=axis, inverse=1)
-    return w.done(w("Slice", found, w.ints(0), w.ints(1), w.ints(-1)))
+    spectrum = w("Slice", w.input(0), w.ints(0), w.ints(count), w.ints(axis)) if count < bins else w.input(0)
+    weighted = w("Mul", spectrum, w.constant(weights.reshape(shape)))
+    signal = w("DFT", weighted, w.constant(size, np.int64), axis=axis, inverse=1)
+    return w.done(w("Slice", signal, w.ints(0), w.ints(1), w.ints(-1)))

@@ -84,67 +84,67 @@ def divide(
     sort_nodes(copy.graph)
     facts = Facts(copy, tensors, trained, loss)
     weights = weights_of(facts)
-    chosen = named_in(named or {}, dict.fromkeys(weights.of.values())) if like is None else like.named
-    kept = set(chosen.whole)
+    assigned = named_in(named or {}, dict.fromkeys(weights.of.values())) if like is None else like.named
+    undivided = set(assigned.whole)
     if like is not None:
-        kept |= set(tensors) - like.cuts.keys()
-    layers = find_layers(facts, weights, parts, kept, chosen)
+        undivided |= set(tensors) - like.cuts.keys()
+    layers = find_layers(facts, weights, parts, undivided, assigned)
     plan = layers.plan
-    free = {
+    candidates = {
         place
         for place in weights.of.keys() - {*layers.columns, *layers.rows}
-        if weights.of[place] not in kept and _may_be_vocabulary(weights, place, chosen)
+        if weights.of[place] not in undivided and _may_be_vocabulary(weights, place, assigned)
     }
-    wanted = None if like is None else like.cuts.keys()
-    scores, tables = find_vocabulary(facts, weights, parts, free, wanted)
+    divided_names = None if like is None else like.cuts.keys()
+    scores, tables = find_vocabulary(facts, weights, parts, candidates, divided_names)
     plan.add(scores)
     if like is None:
         check_named(
-            chosen, [*names_of(weights, layers.columns), *tables], [*names_of(weights, layers.rows), *tables],
+            assigned, [*names_of(weights, layers.columns), *tables], [*names_of(weights, layers.rows), *tables],
             layers.reasons,
         )  # fmt: skip
-    held = resolve(facts, plan)
+    cuts = resolve(facts, plan)
     missing: dict[str, Cut] = {}
     if like is not None:
-        missing = {name: cut for name, cut in like.cuts.items() if held.get(name) != cut}
-        _undo(facts, plan, held, like)
-        held = dict(like.cuts)
-    if not held:
+        missing = {name: cut for name, cut in like.cuts.items() if cuts.get(name) != cut}
+        _undo(facts, plan, cuts, like)
+        cuts = dict(like.cuts)
+    if not cuts:
         raise UserError(
             f"is {parts}, but no layer of the model can be divided: none consists of products with two matrices"
             " between which each part can compute on its own",
             where="parallel.horizontal",
             fix="set it to 1",
         )
-    rewrite = Rewrite(copy, facts, plan, held, part, parts, channel)
+    rewrite = Rewrite(copy, facts, plan, cuts, part, parts, channel)
     rewrite.gather_tensors(missing)
     rewrite.run()
     sort_nodes(copy.graph)
     prune(copy.graph)
     shapes.infer(copy)
-    regions = {name: held[name].region(part, parts) if name in held else WHOLE for name in tensors}
+    regions = {name: cuts[name].region(part, parts) if name in cuts else WHOLE for name in tensors}
     return Divided(
-        copy, regions, tuple(_notes(facts, weights, layers, tables, held, parts)), held, chosen, tuple(rewrite.sums)
+        copy, regions, tuple(_notes(facts, weights, layers, tables, cuts, parts)), cuts, assigned, tuple(rewrite.sums)
     )
 
 
-def _may_be_vocabulary(weights: Weights, place: int, named: Named) -> bool:
+def _may_be_vocabulary(weights: Weights, place: int, assigned: Named) -> bool:
     """Whether dividing a vocabulary divides the weight as the run file says: tables by rows, products by columns."""
     name = weights.of[place]
-    uses = [other in weights.tables for other, each in weights.of.items() if each == name]
-    return not (name in named.rows and not any(uses)) and not (name in named.columns and all(uses))
+    uses = [other in weights.tables for other, other_name in weights.of.items() if other_name == name]
+    return not (name in assigned.rows and not any(uses)) and not (name in assigned.columns and all(uses))
 
 
-def _undo(facts: Facts, plan: Plan, held: Mapping[str, Cut], like: Divided) -> None:
+def _undo(facts: Facts, plan: Plan, cuts: Mapping[str, Cut], reference: Divided) -> None:
     """Slice the tensors that this graph would hold shares of and the other one does not."""
-    for name, cut in held.items():
-        if like.cuts.get(name) != cut:
+    for name, cut in cuts.items():
+        if reference.cuts.get(name) != cut:
             for slot in facts.readers[name]:
                 plan.slices[slot] = cut
 
 
 def _notes(
-    facts: Facts, weights: Weights, layers: Layers, tables: Sequence[str], held: Mapping[str, Cut], parts: int
+    facts: Facts, weights: Weights, layers: Layers, tables: Sequence[str], cuts: Mapping[str, Cut], parts: int
 ) -> list[str]:
     notes = []
     if layers.rows:
@@ -153,14 +153,14 @@ def _notes(
     if tables:
         notes.append(f"vocabulary divided over {parts} ranks: {_some(tables)}")
     matrices = dict.fromkeys(weights.of[place] for place in sorted(weights.of))
-    left = [name for name in matrices if name not in held]
+    undivided = [name for name in matrices if name not in cuts]
     values = {name: facts.tensors[name][0] * facts.tensors[name][1] for name in matrices}
-    if left:
-        share = sum(values[name] for name in left) / sum(values.values())
-        notes.append(f"whole on each rank: {_some(left)}, {share:.1%} of the values in matrices")
+    if undivided:
+        share = sum(values[name] for name in undivided) / sum(values.values())
+        notes.append(f"whole on each rank: {_some(undivided)}, {share:.1%} of the values in matrices")
     return notes
 
 
 def _some(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
+    rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + rest

@@ -20,27 +20,27 @@ from ortflow.workflow.graph.domains import MICROSOFT
     "Relu", "Round", "Selu", "Sigmoid", "Sign", "Sin", "Sinh", "Softplus", "Softsign", "Sqrt", "Tan", "Tanh",
     "ThresholdedRelu",
 )  # fmt: skip
-def _unary(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
-    return given
+def _unary(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
+    return input_cuts
 
 
 @spread.rule(
     "Add", "And", "BitwiseAnd", "BitwiseOr", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max",
     "Mean", "Min", "Mod", "Mul", "Or", "Pow", "PRelu", "Sub", "Sum", "Where", "Xor",
 )  # fmt: skip
-def _broadcast(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
+def _broadcast(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
     ranks = [len(s.shape(name)) for name in node.input]
     rank = max(ranks)
-    found = {cut.at(cut.axis + rank - ranks[slot]) for slot, cut in enumerate(given) if cut is not None}
-    if len(found) > 1:
+    positions = {cut.at(cut.axis + rank - ranks[slot]) for slot, cut in enumerate(input_cuts) if cut is not None}
+    if len(positions) > 1:
         raise s.unsupported(node)
-    return [met(s, place, node, given, found.pop(), rank)]
+    return [met(s, place, node, input_cuts, positions.pop(), rank)]
 
 
-def met(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given, cut: Cut, rank: int) -> Cut:
+def met(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given, cut: Cut, rank: int) -> Cut:
     """The cut of the result. Undivided inputs are broadcast, or read in part."""
     for slot, name in enumerate(node.input):
-        if given[slot] is not None or not name:
+        if input_cuts[slot] is not None or not name:
             continue
         beside(s, place, slot, cut, rank)
     return cut
@@ -59,23 +59,23 @@ def beside(s: spread.Spread, place: int, slot: int, cut: Cut, rank: int) -> None
 
 
 @spread.rule("Gelu", "FastGelu", "QuickGelu", "BiasGelu", domain=MICROSOFT)
-def _gelu(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
-    return _broadcast(s, place, node, given)
+def _gelu(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
+    return _broadcast(s, place, node, input_cuts)
 
 
 @spread.rule("Clip")
-def _clip(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
-    if any(given[1:]):
+def _clip(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
+    if any(input_cuts[1:]):
         raise s.unsupported(node)
-    return [given[0]]
+    return [input_cuts[0]]
 
 
 @spread.rule("Dropout")
-def _dropout(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
+def _dropout(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
     # `rewrite` draws the whole mask and takes this part's share.
-    if any(given[1:]) or given[0] is None or given[0].varies:
+    if any(input_cuts[1:]) or input_cuts[0] is None or input_cuts[0].varies:
         raise s.unsupported(node)
-    return [given[0]] * len(node.output)
+    return [input_cuts[0]] * len(node.output)
 
 
 @sequence.rule(
@@ -84,14 +84,14 @@ def _dropout(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.G
     "Min", "Mish", "Mul", "Neg", "Not", "Pow", "PRelu", "Reciprocal", "Relu", "Round", "Selu", "Sigmoid", "Sign",
     "Softplus", "Softsign", "Sqrt", "Sub", "Sum", "Tanh", "Where",
 )  # fmt: skip
-def _elementwise_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, given: sequence.Given) -> Shares:
-    found = {axes for axes in given if axes}
+def _elementwise_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, input_axes: sequence.Given) -> Shares:
+    counts = {axes for axes in input_axes if axes}
     shape = s.known(node.output[0])
-    if len(found) > 1:
+    if len(counts) > 1:
         raise sequence.Whole
-    (axes,) = found
+    (axes,) = counts
     for slot, name in enumerate(node.input):
-        if given[slot]:
+        if input_axes[slot]:
             # What is broadcast along the tokens has no share of them.
             if s.rank(name) != len(shape[0]) or s.tokens(name, axes) != s.tokens(node.output[0], axes):
                 raise sequence.Whole
@@ -101,13 +101,13 @@ def _elementwise_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto,
 
 
 @sequence.rule("Gelu", "FastGelu", "QuickGelu", domain=MICROSOFT)
-def _gelu_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, given: sequence.Given) -> Shares:
-    return _elementwise_of_tokens(s, place, node, given)
+def _gelu_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, input_axes: sequence.Given) -> Shares:
+    return _elementwise_of_tokens(s, place, node, input_axes)
 
 
 @sequence.rule("Dropout")
-def _dropout_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, given: sequence.Given) -> Shares:
+def _dropout_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, input_axes: sequence.Given) -> Shares:
     # `sequence_graph` draws the whole mask and takes this part's share.
-    if any(given[1:]):
+    if any(input_axes[1:]):
         raise sequence.Whole
-    return [given[0]] * len(node.output)
+    return [input_axes[0]] * len(node.output)

@@ -57,8 +57,8 @@ class Facts:
         """Shape in the first trial; None if unknown."""
         if value in self.tensors:
             return self.tensors[value]
-        found = self._types.get(value)
-        return None if found is None else found[1]
+        trial_shapes = self._types.get(value)
+        return None if trial_shapes is None else trial_shapes[1]
 
     def pair(self, value: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Shapes in both trials; None if unknown."""
@@ -90,18 +90,18 @@ class Facts:
 
 def _batch(graph: onnx.GraphProto, lengths: Sequence[int]) -> dict[str, list[int]]:
     """A shape for each input whose shape varies."""
-    found = {}
+    shapes = {}
     for value in graph.input:
         dims = dims_of(value)
         if dims is not None and not all(isinstance(size, int) for size in dims):
-            found[value.name] = [
+            shapes[value.name] = [
                 size if isinstance(size, int) else _length(size, lengths[min(axis, len(lengths) - 1)])
                 for axis, size in enumerate(dims)
             ]
-    return found
+    return shapes
 
 
 def _length(name: str | None, length: int) -> int:
     """Size of a dynamic axis in a trial; a multiple if the axis is declared as the multiple of a number."""
-    found = re.fullmatch(r"(\d+)\*\w+", name or "")
-    return length * int(found[1]) if found else length
+    multiple = re.fullmatch(r"(\d+)\*\w+", name or "")
+    return length * int(multiple[1]) if multiple else length

@@ -13,19 +13,19 @@ from ortflow.workflow.graph.ir.edit import attributes_of
 
 
 @spread.rule("Gather")
-def _gather(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
-    cut, rank = given[0], len(s.shape(node.input[0]))
+def _gather(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
+    cut, rank = input_cuts[0], len(s.shape(node.input[0]))
     axis = attributes_of(node).get("axis", 0) % rank
-    if cut is None or any(given[1:]) or cut.axis == axis:
+    if cut is None or any(input_cuts[1:]) or cut.axis == axis:
         raise s.unsupported(node)
     added = len(s.shape(node.input[1])) - 1
     return [cut if cut.axis < axis else cut.at(cut.axis + added)]
 
 
 @spread.rule("Trilu", "CumSum")
-def _along_others(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
-    cut, rank = given[0], len(s.shape(node.input[0]))
-    if cut is None or any(given[1:]):
+def _along_others(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
+    cut, rank = input_cuts[0], len(s.shape(node.input[0]))
+    if cut is None or any(input_cuts[1:]):
         raise s.unsupported(node)
     if node.op_type == "Trilu":
         busy = {rank - 2, rank - 1}

@@ -54,19 +54,19 @@ class Layers:
 
 def weights_of(facts: Facts) -> Weights:
     """Products and look-ups of matrices among the tensors."""
-    found = Weights({}, set(), {})
+    weights = Weights({}, set(), {})
     for place, node in enumerate(facts.nodes):
         if node.domain != "":
             continue
         if node.op_type == "Gather" and not attributes_of(node).get("axis", 0) and _is_matrix(facts, node.input[0]):
-            found.tables.add(place)
-            found.of[place] = node.input[0]
+            weights.tables.add(place)
+            weights.of[place] = node.input[0]
         elif node.op_type == "MatMul" or (node.op_type == "Gemm" and _is_plain(attributes_of(node))):
             name = weight_of(facts, node.input[1])
             if name is not None and weight_of(facts, node.input[0]) is None:
-                found.linears[place] = 0
-                found.of[place] = name
-    return found
+                weights.linears[place] = 0
+                weights.of[place] = name
+    return weights
 
 
 def weight_of(facts: Facts, value: str) -> str | None:
@@ -87,64 +87,68 @@ def _is_plain(flags: Mapping[str, float]) -> bool:
     return not flags.get("transA", 0) and flags.get("alpha", 1.0) == flags.get("beta", 1.0) == 1.0
 
 
-def find_layers(facts: Facts, weights: Weights, parts: int, kept: Collection[str], named: Named) -> Layers:
-    """Find every layer that can be divided; the weights in `kept` stay whole, and those that are `named` come first.
+def find_layers(facts: Facts, weights: Weights, parts: int, undivided: Collection[str], assigned: Named) -> Layers:
+    """Find every layer that can be divided; weights in `undivided` stay whole, and `assigned` ones come first.
 
     Raises UserError if a layer could be divided, but one of its sizes is not a multiple of the number of parts.
     """
-    found = Layers()
-    linears = {place: slot for place, slot in weights.linears.items() if weights.of[place] not in kept}
-    taken: set[int] = set()
-    candidates = [place for place in linears if weights.of[place] not in named.columns]
-    for row in sorted(candidates, key=lambda place: (weights.of[place] not in named.rows, place)):
-        if row in taken:
+    layers = Layers()
+    linears = {place: slot for place, slot in weights.linears.items() if weights.of[place] not in undivided}
+    used_places: set[int] = set()
+    candidates = [place for place in linears if weights.of[place] not in assigned.columns]
+    for row in sorted(candidates, key=lambda place: (weights.of[place] not in assigned.rows, place)):
+        if row in used_places:
             continue
-        search = _Search(facts, weights, linears, taken, parts, named)
+        search = _Search(facts, weights, linears, used_places, parts, assigned)
         try:
             seeds, plan = search.layer(row)
         except Unsupported as error:
             if isinstance(error, Indivisible):
-                _refuse(facts, weights, linears, taken, row, error, parts, named)
-            _explain(found.reasons, facts, weights, row, str(error), named)
+                _refuse(facts, weights, linears, used_places, row, error, parts, assigned)
+            _explain(layers.reasons, facts, weights, row, str(error), assigned)
             continue
-        found.plan.add(plan)
-        found.columns += sorted(seeds)
-        found.rows += sorted(plan.rows)
-        taken |= seeds.keys() | plan.rows.keys()
+        layers.plan.add(plan)
+        layers.columns += sorted(seeds)
+        layers.rows += sorted(plan.rows)
+        used_places |= seeds.keys() | plan.rows.keys()
     for row in weights.linears:
         name = weights.of[row]
-        if name in named.whole or name in named.columns:
-            for each in sources(facts, weights, row) if named.columns else ():
-                reason = f"{name!r}, which sums over its columns, is {named.way(name)}"
-                found.reasons.setdefault(weights.of[each], reason)
-    return found
+        if name in assigned.whole or name in assigned.columns:
+            for source in sources(facts, weights, row) if assigned.columns else ():
+                reason = f"{name!r}, which sums over its columns, is {assigned.way(name)}"
+                layers.reasons.setdefault(weights.of[source], reason)
+    return layers
 
 
-def _explain(reasons: dict[str, str], facts: Facts, weights: Weights, row: int, error: str, named: Named) -> None:
+def _explain(reasons: dict[str, str], facts: Facts, weights: Weights, row: int, error: str, assigned: Named) -> None:
     """Note why the layer that ends in a product is not divided, for the weights of it that the run file names."""
     name = weights.of[row]
     before = [weights.of[place] for place in sources(facts, weights, row)]
-    if name in named.rows:
-        ways = [f"{each!r} is {way}" for each in before if each not in named.columns and (way := named.way(each))]
+    if name in assigned.rows:
+        ways = [
+            f"{name_before!r} is {way}"
+            for name_before in before
+            if name_before not in assigned.columns and (way := assigned.way(name_before))
+        ]
         reasons.setdefault(name, f"of the weights before it, {' and '.join(dict.fromkeys(ways))}" if ways else error)
-    for each in before:
-        if each in named.columns:
-            reasons.setdefault(each, f"the layer that ends with {name!r} cannot be divided, because {error}")
+    for name_before in before:
+        if name_before in assigned.columns:
+            reasons.setdefault(name_before, f"the layer that ends with {name!r} cannot be divided, because {error}")
 
 
 def _refuse(
-    facts: Facts, weights: Weights, linears: Mapping[int, int], taken: set[int], row: int, error: Indivisible,
-    parts: int, named: Named,
+    facts: Facts, weights: Weights, linears: Mapping[int, int], used_places: set[int], row: int, error: Indivisible,
+    parts: int, assigned: Named,
 ) -> None:  # fmt: skip
     """Raise UserError if only a size prevents the division."""
     try:
-        _, plan = _Search(facts, weights, linears, taken, 1, named).layer(row)
+        _, plan = _Search(facts, weights, linears, used_places, 1, assigned).layer(row)
     except Unsupported:
         return
     heads = next((length for length in plan.heads if length % parts), None)
-    what = f"{heads} heads, which are" if heads else f"a width of {error.length}, which is"
+    measure = f"{heads} heads, which are" if heads else f"a width of {error.length}, which is"
     raise UserError(
-        f"is {parts}, and the layer that ends with the weight {weights.of[row]!r} has {what} not divisible by it",
+        f"is {parts}, and the layer that ends with the weight {weights.of[row]!r} has {measure} not divisible by it",
         where="parallel.horizontal",
         fix=f"set it to a divisor of {heads or error.length}, or name the weight under parallel.whole",
     )
@@ -152,46 +156,54 @@ def _refuse(
 
 class _Search:
     def __init__(
-        self, facts: Facts, weights: Weights, linears: Mapping[int, int], taken: set[int], parts: int, named: Named
+        self,
+        facts: Facts,
+        weights: Weights,
+        linears: Mapping[int, int],
+        used_places: set[int],
+        parts: int,
+        assigned: Named,
     ) -> None:
-        self._facts, self._weights, self._taken, self._parts = facts, weights, taken, parts
-        self._linears = {place: slot for place, slot in linears.items() if place not in taken}
-        self._ends = {place: slot for place, slot in self._linears.items() if weights.of[place] not in named.columns}
-        self._kept = {*named.rows, *named.whole}
+        self._facts, self._weights, self._taken, self._parts = facts, weights, used_places, parts
+        self._linears = {place: slot for place, slot in linears.items() if place not in used_places}
+        self._ends = {place: slot for place, slot in self._linears.items() if weights.of[place] not in assigned.columns}
+        self._kept = {*assigned.rows, *assigned.whole}
         self._attempts = 0
 
     def layer(self, row: int) -> tuple[dict[int, tuple[int, ...]], Plan]:
         """The columns and the changes of the layer that ends in a product. Raises Unsupported."""
-        left: set[int] = set()
+        excluded: set[int] = set()
         first: Indivisible | None = None
         while True:
             try:
-                return self._closed(row, left)
+                return self._closed(row, excluded)
             except Indivisible as error:
                 # A few heads of keys and values that are shared by all heads of queries stay whole.
                 first = first or error
-                if error.seed is None or error.seed in left:
+                if error.seed is None or error.seed in excluded:
                     raise first from None
-                left.add(error.seed)
+                excluded.add(error.seed)
             except Unsupported:
                 if first is not None:
                     raise first from None
                 raise
 
-    def _closed(self, row: int, left: Collection[int]) -> tuple[dict[int, tuple[int, ...]], Plan]:
+    def _closed(self, row: int, excluded: Collection[int]) -> tuple[dict[int, tuple[int, ...]], Plan]:
         """Merge layers that share a divided value."""
-        seeds = self._seeds(row, left)
+        seeds = self._seeds(row, excluded)
         rows = {row}
         while True:
             blocks, plan = self._attempt(seeds, {}, frozenset())
             if row not in plan.rows:
                 raise Unsupported("it does not reach the row")
             new = plan.rows.keys() - rows
-            more = set().union(*(self._seeds(each, left) for each in new)) - seeds if new else set()
+            further_seeds = (
+                set().union(*(self._seeds(row_of_layer, excluded) for row_of_layer in new)) - seeds if new else set()
+            )
             rows |= new
-            if not more:
+            if not further_seeds:
                 return blocks, plan
-            seeds = seeds | more
+            seeds = seeds | further_seeds
 
     def _attempt(
         self, seeds: set[int], blocks: Mapping[int, tuple[int, ...]], refused: frozenset[int]
@@ -199,11 +211,11 @@ class _Search:
         self._attempts += 1
         if self._attempts > _MOST:
             raise Unsupported("too many attempts")
-        chosen = {seed: blocks.get(seed) or (self._width(seed),) for seed in seeds}
-        cuts = {seed: even(self._axis(seed), lengths, self._parts, seed) for seed, lengths in chosen.items()}
+        block_lengths = {seed: blocks.get(seed) or (self._width(seed),) for seed in seeds}
+        cuts = {seed: even(self._axis(seed), lengths, self._parts, seed) for seed, lengths in block_lengths.items()}
         try:
             spread = Spread(self._facts, self._parts, self._ends, refused)
-            return chosen, spread.run(cuts)
+            return block_lengths, spread.run(cuts)
         except Reblock as proposal:
             try:
                 return self._attempt(seeds, {**blocks, proposal.seed: proposal.blocks}, refused)
@@ -222,39 +234,39 @@ class _Search:
         return len(shape) - 1
 
     def _width(self, seed: int) -> int:
-        found = self._facts.size(self._facts.nodes[seed].output[0], self._axis(seed))
-        if found is None:
+        width = self._facts.size(self._facts.nodes[seed].output[0], self._axis(seed))
+        if width is None:
             raise Unsupported("the width of a product is not known")
-        return found
+        return width
 
-    def _seeds(self, row: int, left: Collection[int]) -> set[int]:
+    def _seeds(self, row: int, excluded: Collection[int]) -> set[int]:
         """The sources of a product's input that can be divided."""
-        found = set()
+        seeds = set()
         for place in sources(self._facts, self._weights, row):
             usable = place in self._linears or (place in self._weights.tables and place not in self._taken)
-            if usable and place not in left and self._weights.of[place] not in self._kept:
-                found.add(place)
-        if not found:
+            if usable and place not in excluded and self._weights.of[place] not in self._kept:
+                seeds.add(place)
+        if not seeds:
             raise Unsupported("it reads nothing that can be divided")
-        return found
+        return seeds
 
 
 def sources(facts: Facts, weights: Weights, row: int) -> set[int]:
     """The nearest products with weights, and look-ups in tables, that a product's input is computed from."""
-    found, seen = set[int](), set[int]()
+    places, visited = set[int](), set[int]()
     waiting = [facts.nodes[row].input[weights.linears[row]]]
     while waiting:
         place = facts.makers.get(waiting.pop())
-        if place is None or place in seen:
+        if place is None or place in visited:
             continue
-        seen.add(place)
+        visited.add(place)
         if place in weights.of:
-            found.add(place)
+            places.add(place)
             continue
         node = facts.nodes[place]
         if (node.domain, node.op_type) in RULES:
             waiting += node.input[:1] if node.op_type in _FIRST_ALONE else node.input
-    return found
+    return places
 
 
 def names_of(weights: Weights, places: Collection[int]) -> Iterator[str]:

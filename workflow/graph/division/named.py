@@ -26,7 +26,7 @@ class Named:
 
     def way(self, name: str) -> str | None:
         """How a weight is to be divided, and the key path that says so; None if the run file does not name it."""
-        return next((f"{_WAYS[key]} by {given[name]}" for key, given in self._lists() if name in given), None)
+        return next((f"{_WAYS[key]} by {names[name]}" for key, names in self._lists() if name in names), None)
 
     def _lists(self) -> Iterator[tuple[str, Mapping[str, str]]]:
         yield from ((key, getattr(self, key)) for key in _LISTS)
@@ -47,23 +47,23 @@ def named_in(patterns: Mapping[str, Sequence[str]], matrices: Collection[str]) -
     UserError
         If a pattern matches none, with the nearest names, or if two lists name the same weight.
     """
-    found: dict[str, dict[str, str]] = {key: {} for key in _LISTS}
+    matches_by_key: dict[str, dict[str, str]] = {key: {} for key in _LISTS}
     for key in _LISTS:
         for number, pattern in enumerate(patterns.get(key, ())):
-            where = f"parallel.{key}[{number}]"
-            for name in matches(pattern, matrices, where, "matrix that a product or a look-up of the model reads"):
+            key_path = f"parallel.{key}[{number}]"
+            for name in matches(pattern, matrices, key_path, "matrix that a product or a look-up of the model reads"):
                 for other in _LISTS:
-                    if other != key and name in found[other]:
+                    if other != key and name in matches_by_key[other]:
                         raise UserError(
-                            f"names {name!r} as {_WAYS[key]}, and {found[other][name]} as {_WAYS[other]}",
-                            where=where,
+                            f"names {name!r} as {_WAYS[key]}, and {matches_by_key[other][name]} as {_WAYS[other]}",
+                            where=key_path,
                             fix="name it in one of the lists",
                         )
-                found[key].setdefault(name, where)
-    return Named(**found)
+                matches_by_key[key].setdefault(name, key_path)
+    return Named(**matches_by_key)
 
 
-def check_named(named: Named, columns: Collection[str], rows: Collection[str], reasons: Mapping[str, str]) -> None:
+def check_named(assigned: Named, columns: Collection[str], rows: Collection[str], reasons: Mapping[str, str]) -> None:
     """Raise UserError for a weight that is not divided as the run file says.
 
     Parameters
@@ -73,14 +73,14 @@ def check_named(named: Named, columns: Collection[str], rows: Collection[str], r
     reasons
         Why the layers of other weights cannot be divided, by weight.
     """
-    for way, wanted, divided in (("columns", named.columns, columns), ("rows", named.rows, rows)):
-        for name, where in wanted.items():
+    for way, assignments, divided in (("columns", assigned.columns, columns), ("rows", assigned.rows, rows)):
+        for name, key_path in assignments.items():
             if name not in divided:
                 default = (
                     "no other product sums over its columns" if way == "columns" else "nothing before it is divided"
                 )
                 raise UserError(
                     f"{name!r} cannot be {_WAYS[way]}: {reasons.get(name, default)}",
-                    where=where,
+                    where=key_path,
                     fix="remove it from the list, or name other weights of its layer",
                 )

@@ -15,8 +15,8 @@ from ortflow.workflow.graph.ir.edit import attributes_of
 
 @spread.rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp",
       "ReduceProd")  # fmt: skip
-def _reduce(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
-    cut, rank, flags = given[0], len(s.shape(node.input[0])), attributes_of(node)
+def _reduce(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
+    cut, rank, flags = input_cuts[0], len(s.shape(node.input[0])), attributes_of(node)
     if cut is None:
         raise s.unsupported(node)
     axes = s.axes(node, 1, rank)
@@ -32,8 +32,8 @@ def _reduce(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Gi
 
 
 @sequence.rule("ReduceSum", "ReduceMean", "ReduceMax", "ReduceMin", "ReduceL2", "ReduceSumSquare", "ReduceLogSumExp")
-def _reduce_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, given: sequence.Given) -> Shares:
+def _reduce_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, input_axes: sequence.Given) -> Shares:
     listed = s.listed(node, 1, s.rank(node.input[0]))
-    if not given[0] or any(given[1:]) or not listed or min(listed) < given[0]:
+    if not input_axes[0] or any(input_axes[1:]) or not listed or min(listed) < input_axes[0]:
         raise sequence.Whole
-    return [given[0]]
+    return [input_axes[0]]

@@ -40,21 +40,21 @@ def gather_again(graph: onnx.GraphProto) -> int:
         for gather in sorted({origin[name] for name in node.input if name in origin}):
             readers.setdefault(gather, []).append(place)
     edit, before = Editor(graph), dict[int, list[onnx.NodeProto]]()
-    known = described(graph)
+    descriptions = described(graph)
     for gather, places in readers.items():
         renamed: dict[str, str] = {}
-        made: list[onnx.NodeProto] = []
+        copies: list[onnx.NodeProto] = []
         for place in places:
             for slot, name in enumerate(nodes[place].input):
                 if origin.get(name) == gather:
-                    nodes[place].input[slot] = _again(name, nodes, makers, renamed, made, edit)
-        before.setdefault(places[0], []).extend(made)
+                    nodes[place].input[slot] = _again(name, nodes, makers, renamed, copies, edit)
+        before.setdefault(places[0], []).extend(copies)
         for name, new in renamed.items():
-            if name in known:
-                copy = onnx.ValueInfoProto.FromString(known[name].SerializeToString())
+            if name in descriptions:
+                copy = onnx.ValueInfoProto.FromString(descriptions[name].SerializeToString())
                 copy.name = new
                 graph.value_info.append(copy)
-    ordered = [each for place, node in enumerate(nodes) for each in (*before.get(place, ()), node)]
+    ordered = [entry for place, node in enumerate(nodes) for entry in (*before.get(place, ()), node)]
     replace(graph.node, ordered)
     prune(graph)
     return len(readers)
@@ -65,16 +65,16 @@ def _again(
     nodes: list[onnx.NodeProto],
     makers: dict[str, int],
     renamed: dict[str, str],
-    made: list[onnx.NodeProto],
+    copies: list[onnx.NodeProto],
     edit: Editor,
 ) -> str:
-    """The name of a value's copy, whose nodes are added to `made`."""
+    """The name of a value's copy, whose nodes are added to `copies`."""
     if name not in renamed:
         node = onnx.NodeProto()
         node.CopyFrom(nodes[makers[name]])
         if node.input[0] in makers:
-            node.input[0] = _again(node.input[0], nodes, makers, renamed, made, edit)
+            node.input[0] = _again(node.input[0], nodes, makers, renamed, copies, edit)
         renamed[name] = node.output[0] = edit.fresh(f"{name}.again")
         node.name = f"{renamed[name]}/{node.op_type}"
-        made.append(node)
+        copies.append(node)
     return renamed[name]

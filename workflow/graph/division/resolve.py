@@ -15,7 +15,7 @@ def resolve(facts: Facts, plan: Plan) -> dict[str, Cut]:
 
     An operator that only moves a tensor's axes is computed on the share.
     """
-    found: dict[str, Cut] = {}
+    cuts_of_shares: dict[str, Cut] = {}
     waiting = sorted({facts.nodes[place].input[slot] for place, slot in plan.slices})
     while waiting:
         value = waiting.pop()
@@ -25,7 +25,7 @@ def resolve(facts: Facts, plan: Plan) -> dict[str, Cut]:
         if cuts or cut is None or value in facts.outputs:
             continue
         if value in facts.tensors:
-            found[value] = cut
+            cuts_of_shares[value] = cut
         elif value in facts.makers:
             place = facts.makers[value]
             source = _before(facts, place, cut)
@@ -38,7 +38,7 @@ def resolve(facts: Facts, plan: Plan) -> dict[str, Cut]:
             continue
         for slot in slots:
             del plan.slices[slot]
-    return found
+    return cuts_of_shares
 
 
 def _before(facts: Facts, place: int, cut: Cut) -> Cut | None:

@@ -75,10 +75,10 @@ class Rewrite:
     """Makes the graph of a part, in place."""
 
     def __init__(
-        self, model: onnx.ModelProto, facts: Facts, plan: Plan, held: Mapping[str, Cut], part: int, parts: int,
+        self, model: onnx.ModelProto, facts: Facts, plan: Plan, cuts: Mapping[str, Cut], part: int, parts: int,
         channel: int,
     ) -> None:  # fmt: skip
-        self._model, self._facts, self._plan, self._held = model, facts, plan, held
+        self._model, self._facts, self._plan, self._held = model, facts, plan, cuts
         self._write = PartWriter(model.graph, part, parts, channel)
         self._copied: dict[str, str] = {}
         self._shared: dict[tuple[str, Cut], str] = {}
@@ -100,8 +100,8 @@ class Rewrite:
             before = len(write.made)
             self._node(place, node)
             if place in self._plan.rows or place in self._plan.lookups:
-                self.sums += [each.output[0] for each in write.made[before:] if is_collective(each)]
-            inherit([each for each in write.made[before:] if each is not node], node)
+                self.sums += [node_added.output[0] for node_added in write.made[before:] if is_collective(node_added)]
+            inherit([node_added for node_added in write.made[before:] if node_added is not node], node)
         nodes = write.made
         replace(graph.node, nodes)
         stale = self._plan.cuts.keys() | {name for node in nodes for name in node.output}
@@ -174,12 +174,12 @@ class Rewrite:
         constant = self._facts.constant(name)
         if constant is not None:
             region = cut.region(self._write.part, self._write.parts)
-            own = self._write.fresh("constant")
+            share_name = self._write.fresh("constant")
             # Only elements of numeric constants are changed.
             self._model.graph.initializer.append(
-                numpy_helper.from_array(np.ascontiguousarray(region.of(constant)), own)
+                numpy_helper.from_array(np.ascontiguousarray(region.of(constant)), share_name)
             )
-            self._shared[key] = own
+            self._shared[key] = share_name
         else:
             self._shared[key] = self._write.share(self._copy(name), cut)
         return self._shared[key]
@@ -196,18 +196,18 @@ class Rewrite:
             return write.ints(*sizes)
         rank = self._facts.shape(name)
         assert rank is not None
-        here = write.constant([place == axis for place in range(rank[0])], "bool")
-        given = write("And", here, write("Greater", name, write.constant(0, "int64")))
+        at_axis = write.constant([place == axis for place in range(rank[0])], "bool")
+        is_fixed = write("And", at_axis, write("Greater", name, write.constant(0, "int64")))
         here_local = write("Div", name, write.ints(write.parts)) if even else write.constant(local, "int64")
-        return write("Where", given, here_local, name)
+        return write("Where", is_fixed, here_local, name)
 
     def _lengths(self, listed: str, axes: Sequence[int], cut: Cut, output: str | None = None) -> str:
         """Sizes of the whole, from those of this part's share along some axes."""
         write = self._write
-        here = write.constant([axis == cut.axis for axis in axes], "bool")
+        at_cut = write.constant([axis == cut.axis for axis in axes], "bool")
         even = cut.is_even(write.parts)
-        whole = write("Mul", listed, write.ints(write.parts)) if even else write.constant(cut.length, "int64")
-        return write("Where", here, whole, listed, output=output)
+        full_length = write("Mul", listed, write.ints(write.parts)) if even else write.constant(cut.length, "int64")
+        return write("Where", at_cut, full_length, listed, output=output)
 
     def _size(self, node: onnx.NodeProto, cut: Cut) -> None:
         """Nodes that compute with sizes use those of the whole."""
@@ -240,9 +240,9 @@ class Rewrite:
         shape = self._facts.shape(value)
         assert shape is not None
         lengths = write("Shape", value)
-        whole = self._lengths(lengths, range(len(shape)), cut)
+        full_shape = self._lengths(lengths, range(len(shape)), cut)
         one = numpy_helper.from_array(np.ones(1, np.float32))
-        node.input[0] = write("ConstantOfShape", whole, value=one)
+        node.input[0] = write("ConstantOfShape", full_shape, value=one)
         node.output[0] = write.fresh("kept")
         mask = node.output[1] if len(node.output) > 1 else ""
         if mask:
@@ -251,8 +251,8 @@ class Rewrite:
         if mask:
             write.share(node.output[1], cut, output=mask)
         # So that inference knows its shape, and gradients need no sums by shapes that are computed in the run.
-        kept = write("Reshape", write.share(node.output[0], cut), lengths)
-        write("Mul", value, kept, output=output)
+        mask_share = write("Reshape", write.share(node.output[0], cut), lengths)
+        write("Mul", value, mask_share, output=output)
 
     def _row(self, node: onnx.NodeProto) -> None:
         """The sum of the parts' products; a bias is added once."""

@@ -30,10 +30,10 @@ class Scores:
         # ONNX Runtime removes a subtraction of 0, which would occur in the first part's graph only. All graphs must
         # stay alike.
         moved = write("Sub", write("Add", places, write.constant(1, "int64")), write.constant(start + 1, "int64"))
-        own = write(
+        in_share = write(
             "And", write("GreaterOrEqual", moved, zero), write("Less", moved, write.constant(stop - start, "int64"))
         )
-        return write("Where", own, moved, zero), own
+        return write("Where", in_share, moved, zero), in_share
 
     def look_up(self, node: onnx.NodeProto, cut: Cut, facts: Facts) -> None:
         """Rows of the table: those of other parts are zeros, and the sum over the parts is the row."""
@@ -42,10 +42,10 @@ class Scores:
         zero = write.constant(0, "int64")
         behind = write("Add", places, write.constant(cut.length, "int64"))
         places = write("Where", write("Less", places, zero), behind, places)
-        safe, own = self._own(places, cut)
+        safe, in_share = self._own(places, cut)
         rows = write("Gather", table, safe, axis=0)
-        kept = write("Where", write("Unsqueeze", own, write.ints(-1)), rows, write.constant(0.0))
-        write.reduce(kept, output=output)
+        masked = write("Where", write("Unsqueeze", in_share, write.ints(-1)), rows, write.constant(0.0))
+        write.reduce(masked, output=output)
 
     def _normalizer(self, scores: str, axis: int) -> tuple[str, str]:
         """The maximum of the scores, and the sum of the exponentials of the scores minus it; both over all parts."""
@@ -71,10 +71,10 @@ class Scores:
         largest, total = self._normalizer(scores, 1)
         normalizer = write("Add", write("Log", total), largest)
         labels = write.cast(labels, onnx.TensorProto.INT64)
-        safe, own = self._own(labels, cut)
+        safe, in_share = self._own(labels, cut)
         axes, zero = write.ints(1), write.constant(0.0)
         picked = write("GatherElements", scores, write("Unsqueeze", safe, axes), axis=1)
-        picked = write.reduce(write("Where", write("Unsqueeze", own, axes), picked, zero))
+        picked = write.reduce(write("Where", write("Unsqueeze", in_share, axes), picked, zero))
         losses = write("Squeeze", write("Sub", normalizer, picked), axes)
         ignored = flags.get("ignore_index")
         counted = ""

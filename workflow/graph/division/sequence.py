@@ -71,25 +71,27 @@ class Search:
 
     def run(self) -> Found:
         """Find the changes."""
-        facts, found = self.facts, self.found
+        facts, findings = self.facts, self.found
         for place, node in enumerate(facts.nodes):
             if node.output and node.output[0] in self._sums:
                 self._begin(place, node)
                 continue
-            given = [found.axes.get(name) for name in node.input]
-            if not any(given) or node.output[0] in self._copies:
+            input_axes = [findings.axes.get(name) for name in node.input]
+            if not any(input_axes) or node.output[0] in self._copies:
                 continue
-            sliced, copied = dict(found.sliced), set(found.copied)
+            sliced, copied = dict(findings.sliced), set(findings.copied)
             try:
-                made = self._follow(place, node, given)
+                output_axes = self._follow(place, node, input_axes)
             except Whole:
-                found.sliced, found.copied = sliced, copied
+                findings.sliced, findings.copied = sliced, copied
                 continue
-            found.nodes.add(place)
-            found.axes.update((name, axes) for name, axes in zip(node.output, made, strict=False) if name and axes)
+            findings.nodes.add(place)
+            findings.axes.update(
+                (name, axes) for name, axes in zip(node.output, output_axes, strict=False) if name and axes
+            )
         self._drop_useless()
         self._find_whole()
-        return found
+        return findings
 
     def _begin(self, place: int, node: onnx.NodeProto) -> None:
         value = node.output[0]
@@ -98,30 +100,30 @@ class Search:
             self.found.axes[value] = len(shape) - 1
             self.found.sums.add(place)
 
-    def _follow(self, place: int, node: onnx.NodeProto, given: Given) -> Sequence[int | None]:
+    def _follow(self, place: int, node: onnx.NodeProto, input_axes: Given) -> Sequence[int | None]:
         rule_of = RULES.get((node.domain, node.op_type))
         if rule_of is None or list(walk.subgraphs(node)) or any(not self.pair(name) for name in node.input if name):
             raise Whole
-        return rule_of(self, place, node, given)
+        return rule_of(self, place, node, input_axes)
 
     def _drop_useless(self) -> None:
         """A sum that no node reads a share of stays whole."""
-        found = self.found
-        for place in sorted(found.sums):
+        findings = self.found
+        for place in sorted(findings.sums):
             value = self.facts.nodes[place].output[0]
-            if not any(reader in found.nodes for reader, _ in self.facts.readers.get(value, [])):
-                found.sums.discard(place)
-                del found.axes[value]
+            if not any(reader in findings.nodes for reader, _ in self.facts.readers.get(value, [])):
+                findings.sums.discard(place)
+                del findings.axes[value]
 
     def _find_whole(self) -> None:
-        found, facts = self.found, self.facts
-        for value in found.axes:
+        findings, facts = self.found, self.facts
+        for value in findings.axes:
             for place, slot in facts.readers.get(value, []):
                 copy = facts.nodes[place].output[0] in self._copies
-                if slot < 0 or not (place in found.nodes or copy):
-                    found.gathered.add(value)
+                if slot < 0 or not (place in findings.nodes or copy):
+                    findings.gathered.add(value)
             if value in facts.outputs:
-                found.gathered.add(value)
+                findings.gathered.add(value)
 
     def pair(self, value: str) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Shapes of a whole value in both trials; None if unknown."""
@@ -134,10 +136,10 @@ class Search:
 
     def known(self, value: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of a whole value in both trials. Raises Whole if they are unknown."""
-        found = self.pair(value)
-        if found is None:
+        shapes = self.pair(value)
+        if shapes is None:
             raise Whole
-        return found
+        return shapes
 
     def rank(self, value: str) -> int:
         """Number of axes of a value."""
@@ -147,13 +149,17 @@ class Search:
         """Note how a node that broadcasts to `shape` reads a whole input. Raises Whole."""
         value = self.facts.nodes[place].input[slot]
         gap = len(shape[0]) - self.rank(value)
-        mine = [tuple(trial[axis - gap] if axis >= gap else 1 for axis in range(axes)) for trial in self.known(value)]
-        if all(size == 1 for trial in mine for size in trial) and any(_product(trial[:axes]) > 1 for trial in shape):
+        trial_sizes = [
+            tuple(trial[axis - gap] if axis >= gap else 1 for axis in range(axes)) for trial in self.known(value)
+        ]
+        if all(size == 1 for trial in trial_sizes for size in trial) and any(
+            _product(trial[:axes]) > 1 for trial in shape
+        ):
             self.found.copied.add((place, slot))
         elif all(
-            size in (1, whole)
-            for trial, full in zip(mine, shape, strict=True)
-            for size, whole in zip(trial, full[:axes], strict=True)
+            size in (1, full_size)
+            for trial, full in zip(trial_sizes, shape, strict=True)
+            for size, full_size in zip(trial, full[:axes], strict=True)
         ):
             self.found.sliced[place, slot] = axes
         else:
@@ -163,8 +169,8 @@ class Search:
         """The axes in an input or in the attribute `axes`, counted from 0; None if not given. Raises Whole."""
         name = node.input[slot] if len(node.input) > slot else ""
         if not name:
-            found = attributes_of(node).get("axes")
-            return None if found is None else [int(axis) % rank for axis in found]
+            axes = attributes_of(node).get("axes")
+            return None if axes is None else [int(axis) % rank for axis in axes]
         value = self.facts.constant(name)
         if value is None:
             raise Whole
@@ -180,10 +186,10 @@ def reshaped_axes(search: Search, node: onnx.NodeProto, axes: int) -> int:
     """Axes of tokens after a Reshape. Raises Whole if it mixes tokens with what a token has."""
     value, output = node.input[0], node.output[0]
     count, new = search.tokens(value, axes), search.known(output)
-    for made in range(1, _MOST_AXES + 1):
-        fits = len(new[0]) >= made and search.tokens(output, made) == count
-        if fits and all(search.facts.size(output, axis) is not None for axis in range(made, len(new[0]))):
-            return made
+    for count_of_axes in range(1, _MOST_AXES + 1):
+        fits = len(new[0]) >= count_of_axes and search.tokens(output, count_of_axes) == count
+        if fits and all(search.facts.size(output, axis) is not None for axis in range(count_of_axes, len(new[0]))):
+            return count_of_axes
     raise Whole
 
 

@@ -72,19 +72,19 @@ def share_tokens(
             node.op_type, node.domain = "Identity", ""
             del node.attribute[:]
     facts = Facts(plain, tensors, trained, loss)
-    found = Search(facts, sums, copies).run()
-    if not found.nodes:
+    findings = Search(facts, sums, copies).run()
+    if not findings.nodes:
         raise UserError(
             "is true, and nothing between divided layers can be computed on a share of the tokens",
             where="parallel.sequence_parallel",
             fix="set it to false",
         )
-    _Writing(model, facts, found, copies, part, parts, channel).run()
+    _Writing(model, facts, findings, copies, part, parts, channel).run()
     sort_nodes(model.graph)
     prune(model.graph)
     shapes.infer(model)
-    sums = f"{len(found.sums)} sums scattered over the tokens"
-    return [f"{sums}: {len(found.nodes)} nodes between divided layers computed on 1/{parts} of them each"]
+    sums = f"{len(findings.sums)} sums scattered over the tokens"
+    return [f"{sums}: {len(findings.nodes)} nodes between divided layers computed on 1/{parts} of them each"]
 
 
 def _fix(graph: onnx.GraphProto, lengths: Mapping[str, int]) -> None:
@@ -99,13 +99,13 @@ def _fix(graph: onnx.GraphProto, lengths: Mapping[str, int]) -> None:
 
 class _Writing:
     def __init__(
-        self, model: onnx.ModelProto, facts: Facts, found: Found, copies: Collection[str], part: int, parts: int,
+        self, model: onnx.ModelProto, facts: Facts, findings: Found, copies: Collection[str], part: int, parts: int,
         channel: int,
     ) -> None:  # fmt: skip
-        self._model, self._facts, self._found, self._copies = model, facts, found, copies
+        self._model, self._facts, self._found, self._copies = model, facts, findings, copies
         self._nodes = list(model.graph.node)
         self._write = PartWriter(model.graph, part, parts, channel)
-        self._sizes = TokenSizes(model.graph, self._write, facts, found)
+        self._sizes = TokenSizes(model.graph, self._write, facts, findings)
         self._tokens: dict[str, Tokens] = {}
         self._made: dict[str, Sizes] = {}
         """Share, or whole of a share, that a node makes -> its sizes."""
@@ -123,7 +123,7 @@ class _Writing:
             for name in old.output:
                 if name in self._found.gathered:
                     self._gather(name, output=name, copied=False)
-            inherit([each for each in write.made[before:] if each is not node], old)
+            inherit([node_added for node_added in write.made[before:] if node_added is not node], old)
         for value, tokens in self._tokens.items():
             axes = self._found.axes[value]
             self._made[self._name(value)] = tokens.of_share(axes, self._sizes.behind(value, axes))
@@ -141,12 +141,12 @@ class _Writing:
         return f"{value}.share" if value in self._found.gathered else value
 
     def _node(self, place: int, node: onnx.NodeProto) -> None:
-        found, write = self._found, self._write
-        if place in found.sums:
+        findings, write = self._found, self._write
+        if place in findings.sums:
             self._scatter(node)
-        elif node.output and node.output[0] in self._copies and node.input[0] in found.axes:
+        elif node.output and node.output[0] in self._copies and node.input[0] in findings.axes:
             self._gather(node.input[0], output=node.output[0], copied=True)
-        elif place in found.nodes:
+        elif place in findings.nodes:
             self._on_share(place, node)
         else:
             write.keep(node)
@@ -176,38 +176,38 @@ class _Writing:
             share = write.cast(share)
         trained = value in self._facts.trained
         if copied or not trained:
-            whole = write.reduce(share, Kind.ALL_GATHER)
+            gathered = write.reduce(share, Kind.ALL_GATHER)
         else:
             zeros = write.ints(*[0] * (rank - axes))
             before = write("Mul", tokens.share, write.ints(write.part))
             after = write("Mul", tokens.share, write.ints(write.parts - 1 - write.part))
-            whole = write.reduce(write("Pad", share, write("Concat", before, zeros, after, zeros, axis=0)))
+            gathered = write.reduce(write("Pad", share, write("Concat", before, zeros, after, zeros, axis=0)))
         if not tokens.even:
-            whole = write("Slice", whole, write.ints(0), tokens.count, write.ints(0))
+            gathered = write("Slice", gathered, write.ints(0), tokens.count, write.ints(0))
         if kind not in _CARRIED:
-            whole = write.cast(whole, kind)
+            gathered = write.cast(gathered, kind)
         behind = self._sizes.behind(value, axes)
-        known = [size for size in behind if size is not None]
+        fixed_sizes = [size for size in behind if size is not None]
         names = shapes.named_shape(self._types, value) or []
         self._made[output] = [None if str(name).startswith(_UNKNOWN) else name for name in names]
         if axes == 1:
-            write("Identity", whole, output=output)
-        elif tokens.fixed is not None and len(known) == len(behind):
-            write("Reshape", whole, write.ints(*tokens.fixed, *known), output=output)
+            write("Identity", gathered, output=output)
+        elif tokens.fixed is not None and len(fixed_sizes) == len(behind):
+            write("Reshape", gathered, write.ints(*tokens.fixed, *fixed_sizes), output=output)
         else:
-            sizes = write("Concat", tokens.lead, write("Shape", whole, start=1), axis=0)
-            write("Reshape", whole, sizes, output=output)
+            sizes = write("Concat", tokens.lead, write("Shape", gathered, start=1), axis=0)
+            write("Reshape", gathered, sizes, output=output)
 
     def _on_share(self, place: int, node: onnx.NodeProto) -> None:
-        found, write, facts = self._found, self._write, self._facts
-        first = next(name for name in node.input if name in found.axes)
-        tokens, axes = self._tokens[first], found.axes[first]
+        findings, write, facts = self._found, self._write, self._facts
+        first = next(name for name in node.input if name in findings.axes)
+        tokens, axes = self._tokens[first], findings.axes[first]
         for slot, name in enumerate(list(node.input)):
-            if name in found.axes:
+            if name in findings.axes:
                 node.input[slot] = self._name(name)
-            elif (place, slot) in found.copied:
+            elif (place, slot) in findings.copied:
                 node.input[slot] = self._copy(name)
-            elif (place, slot) in found.sliced:
+            elif (place, slot) in findings.sliced:
                 node.input[slot] = self._slice(name, facts.nodes[place].output[0], axes, tokens)
         outputs = list(node.output)
         if node.op_type == "Shape":
@@ -217,26 +217,30 @@ class _Writing:
             ends = write.ints(flags.get("start", 0)), write.ints(flags.get("end", _LAST))
             write("Slice", sizes, *ends, output=outputs[0])
             return
-        node.output[:] = [self._name(name) if name in found.axes else name for name in outputs]
+        node.output[:] = [self._name(name) if name in findings.axes else name for name in outputs]
         if node.op_type == "Reshape":
-            made = found.axes[outputs[0]]
-            sizes_left = [facts.size(outputs[0], axis) or 0 for axis in range(made, len(facts.shape(outputs[0]) or ()))]
-            if made != axes or (made == 2 and facts.pair(outputs[0]) != facts.pair(first)):
-                tokens = self._sizes.of(outputs[0], made, lambda: self._sizes.reshaped(facts.nodes[place], tokens))
-            node.input[1] = write.ints(*[1] * (made - 1), -1, *sizes_left)
+            output_axes = findings.axes[outputs[0]]
+            sizes_left = [
+                facts.size(outputs[0], axis) or 0 for axis in range(output_axes, len(facts.shape(outputs[0]) or ()))
+            ]
+            if output_axes != axes or (output_axes == 2 and facts.pair(outputs[0]) != facts.pair(first)):
+                tokens = self._sizes.of(
+                    outputs[0], output_axes, lambda: self._sizes.reshaped(facts.nodes[place], tokens)
+                )
+            node.input[1] = write.ints(*[1] * (output_axes - 1), -1, *sizes_left)
             del node.attribute[:]
             write.keep(node)
         elif node.op_type == "Dropout":
             self._dropout(node, outputs[0], axes, tokens)
         else:
             write.keep(node)
-        self._tokens.update((name, tokens) for name in outputs if name in found.axes)
+        self._tokens.update((name, tokens) for name in outputs if name in findings.axes)
 
-    def _dropout(self, node: onnx.NodeProto, named: str, axes: int, tokens: Tokens) -> None:
-        """The part's share of the mask that the undivided graph draws for the value `named`."""
+    def _dropout(self, node: onnx.NodeProto, value_name: str, axes: int, tokens: Tokens) -> None:
+        """The part's share of the mask that the undivided graph draws for the value `value_name`."""
         write = self._write
         value, output, mask = node.input[0], node.output[0], node.output[1] if len(node.output) > 1 else ""
-        behind = self._sizes.behind(named, axes)
+        behind = self._sizes.behind(value_name, axes)
         sizes = write("Concat", tokens.lead, write("Shape", value, start=axes), axis=0)
         node.input[0] = write("ConstantOfShape", sizes, value=numpy_helper.from_array(np.ones(1, np.float32)))
         node.output[0] = write.fresh("kept")
@@ -261,29 +265,29 @@ class _Writing:
         rank = len(facts.shape(output) or ())
         key = name, tokens.lead, rank
         if key not in self._sliced:
-            whole, shape, full = self._copy(name), facts.pair(name), facts.pair(output)
+            full_value, shape, full = self._copy(name), facts.pair(name), facts.pair(output)
             complete = shape and full and len(shape[0]) == rank and _leads(shape, axes) == _leads(full, axes)
             if not complete:
                 ones = [write.ints(*[1] * (rank - axes))] if rank > axes else []
-                whole = write("Expand", whole, write("Concat", tokens.lead, *ones, axis=0))
-            own = self._sizes.behind(name, len(facts.shape(name) or ()) - (rank - axes))
-            behind = [*[1] * (rank - axes - len(own)), *own]
-            self._sliced[key] = self._part_of(whole, behind, axes, tokens)
+                full_value = write("Expand", full_value, write("Concat", tokens.lead, *ones, axis=0))
+            own_sizes = self._sizes.behind(name, len(facts.shape(name) or ()) - (rank - axes))
+            behind = [*[1] * (rank - axes - len(own_sizes)), *own_sizes]
+            self._sliced[key] = self._part_of(full_value, behind, axes, tokens)
             self._made[self._sliced[key]] = tokens.of_share(axes, behind)
         return self._sliced[key]
 
-    def _part_of(self, whole: str, behind: Behind, axes: int, tokens: Tokens, output: str | None = None) -> str:
+    def _part_of(self, full_value: str, behind: Behind, axes: int, tokens: Tokens, output: str | None = None) -> str:
         """This part's share of a value with all tokens; `behind` are the sizes of its other axes."""
         write = self._write
         if tokens.even and (axes == 2 or None not in behind):
             # By constants alone: a CUDA graph cannot contain what copies computed sizes.
             sizes = [0 if axes == 2 else size or 0 for size in behind]
-            shares = write("Reshape", whole, write.ints(write.parts, -1, *sizes))
+            shares = write("Reshape", full_value, write.ints(write.parts, -1, *sizes))
             ends = write.ints(write.part), write.ints(write.part + 1), write.ints(0)
             if axes == 2:
                 return write("Slice", shares, *ends, output=output)
             return write("Squeeze", write("Slice", shares, *ends), write.ints(0), output=output)
-        rows = self._padded(self._flat(whole, behind, axes), tokens)
+        rows = self._padded(self._flat(full_value, behind, axes), tokens)
         start = write("Mul", tokens.share, write.ints(write.part))
         ends = start, write("Add", start, tokens.share), write.ints(0)
         if axes == 1:
@@ -294,9 +298,9 @@ class _Writing:
         """A value with one axis of tokens; `behind` are the sizes of its other axes."""
         if axes == 1:
             return value
-        write, known = self._write, [size for size in behind if size is not None]
-        if len(known) == len(behind):
-            return write("Reshape", value, write.ints(-1, *known))
+        write, fixed_sizes = self._write, [size for size in behind if size is not None]
+        if len(fixed_sizes) == len(behind):
+            return write("Reshape", value, write.ints(-1, *fixed_sizes))
         return write("Reshape", value, write("Concat", write.ints(-1), write("Shape", value, start=axes), axis=0))
 
     def _padded(self, rows: str, tokens: Tokens) -> str:

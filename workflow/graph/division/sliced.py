@@ -19,29 +19,29 @@ _LAST = 2**31
 
 
 @spread.rule("Concat")
-def _concat(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
+def _concat(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
     axis = attributes_of(node)["axis"] % len(s.shape(node.output[0]))
-    found = {cut.axis for cut in given if cut is not None}
-    if len(found) > 1:
+    cut_axes = {cut.axis for cut in input_cuts if cut is not None}
+    if len(cut_axes) > 1:
         raise s.unsupported(node)
-    (place_of_cut,) = found
+    (place_of_cut,) = cut_axes
     if place_of_cut == axis:
-        if not all(given) or any(cut.varies for cut in given if cut is not None):
+        if not all(input_cuts) or any(cut.varies for cut in input_cuts if cut is not None):
             raise s.unsupported(node)
-        return [Cut(axis, tuple(block for cut in given if cut is not None for block in cut.blocks))]
-    cuts = {cut for cut in given if cut is not None}
+        return [Cut(axis, tuple(block for cut in input_cuts if cut is not None for block in cut.blocks))]
+    cuts = {cut for cut in input_cuts if cut is not None}
     if len(cuts) > 1:
         raise s.unsupported(node)
     cut = cuts.pop()
-    for slot, each in enumerate(given):
-        if each is None:
+    for slot, input_cut in enumerate(input_cuts):
+        if input_cut is None:
             s.demand(place, slot, cut)
     return [cut]
 
 
 @spread.rule("Split")
-def _split(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
-    cut, rank = given[0], len(s.shape(node.input[0]))
+def _split(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
+    cut, rank = input_cuts[0], len(s.shape(node.input[0]))
     if cut is None:
         raise s.unsupported(node)
     if attributes_of(node).get("axis", 0) % rank != cut.axis:
@@ -50,10 +50,10 @@ def _split(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Giv
         raise s.unsupported(node)
     sizes = tuple(s.shape(name)[cut.axis] for name in node.output)
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
-    made = [_blocks(s, node, cut, start, start + size, sizes) for start, size in zip(starts, sizes, strict=True)]
+    output_cuts = [_blocks(s, node, cut, start, start + size, sizes) for start, size in zip(starts, sizes, strict=True)]
     if len(node.input) > 1 and node.input[1]:
         s.plan.lists[place, 1] = sizes
-    return made
+    return output_cuts
 
 
 def _blocks(s: spread.Spread, node: onnx.NodeProto, cut: Cut, start: int, stop: int, sizes: tuple[int, ...]) -> Cut:
@@ -69,9 +69,9 @@ def _blocks(s: spread.Spread, node: onnx.NodeProto, cut: Cut, start: int, stop: 
 
 
 @spread.rule("Slice")
-def _slice(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Given) -> Divided:
-    cut, rank = given[0], len(s.shape(node.input[0]))
-    if cut is None or any(given[1:]):
+def _slice(s: spread.Spread, place: int, node: onnx.NodeProto, input_cuts: spread.Given) -> Divided:
+    cut, rank = input_cuts[0], len(s.shape(node.input[0]))
+    if cut is None or any(input_cuts[1:]):
         raise s.unsupported(node)
     axes = s.axes(node, 3, rank) if len(node.input) > 3 else list(range(s.shape(node.input[1])[0]))
     if axes is None:
@@ -87,14 +87,14 @@ def _slice(s: spread.Spread, place: int, node: onnx.NodeProto, given: spread.Giv
         return [cut]
     edges = sorted({0, start, stop, cut.length, *_other_edges(s, node, cut)})
     sizes = tuple(end - begin for begin, end in pairwise(edges))
-    made = _blocks(s, node, cut, start, stop, sizes)
+    output_cut = _blocks(s, node, cut, start, stop, sizes)
     s.plan.lists[place, 1], s.plan.lists[place, 2] = (start,), (stop,)
-    return [made]
+    return [output_cut]
 
 
 def _other_edges(s: spread.Spread, node: onnx.NodeProto, cut: Cut) -> set[int]:
     """Where other slices of the same value begin and end along the divided axis."""
-    found: set[int] = set()
+    edges: set[int] = set()
     for place, slot in s.facts.readers.get(node.input[0], []):
         other = s.facts.nodes[place]
         if other.op_type != "Slice" or slot != 0 or len(other.input) < 4:
@@ -104,27 +104,27 @@ def _other_edges(s: spread.Spread, node: onnx.NodeProto, cut: Cut) -> set[int]:
             continue
         start, stop, axis = (int(value.reshape(-1)[0]) for value in values if value is not None)
         if axis % len(s.shape(node.input[0])) == cut.axis:
-            found |= set(slice(start, min(stop, _LAST)).indices(cut.length)[:2])
-    return found
+            edges |= set(slice(start, min(stop, _LAST)).indices(cut.length)[:2])
+    return edges
 
 
 @sequence.rule("Split")
-def _split_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, given: sequence.Given) -> Shares:
-    if not given[0] or any(given[1:]) or sequence.axis_of(s, node, 0) < given[0]:
+def _split_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, input_axes: sequence.Given) -> Shares:
+    if not input_axes[0] or any(input_axes[1:]) or sequence.axis_of(s, node, 0) < input_axes[0]:
         raise sequence.Whole
-    return [given[0]] * len(node.output)
+    return [input_axes[0]] * len(node.output)
 
 
 @sequence.rule("Slice")
-def _slice_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, given: sequence.Given) -> Shares:
+def _slice_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, input_axes: sequence.Given) -> Shares:
     listed = s.listed(node, 3, s.rank(node.input[0])) if len(node.input) > 3 else None
-    if not given[0] or any(given[1:]) or not listed or min(listed) < given[0]:
+    if not input_axes[0] or any(input_axes[1:]) or not listed or min(listed) < input_axes[0]:
         raise sequence.Whole
-    return [given[0]]
+    return [input_axes[0]]
 
 
 @sequence.rule("Concat")
-def _concat_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, given: sequence.Given) -> Shares:
-    if not given[0] or len(set(given)) > 1 or sequence.axis_of(s, node) < given[0]:
+def _concat_of_tokens(s: sequence.Search, place: int, node: onnx.NodeProto, input_axes: sequence.Given) -> Shares:
+    if not input_axes[0] or len(set(input_axes)) > 1 or sequence.axis_of(s, node) < input_axes[0]:
         raise sequence.Whole
-    return [given[0]]
+    return [input_axes[0]]

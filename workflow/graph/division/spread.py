@@ -41,19 +41,19 @@ class Spread:
         facts, cuts = self.facts, self.plan.cuts
         for place in range(min(seeds), len(facts.nodes)):
             node = facts.nodes[place]
-            given = [cuts.get(name) for name in node.input]
+            input_cuts = [cuts.get(name) for name in node.input]
             if place in seeds:
-                if any(given):
+                if any(input_cuts):
                     # Columns of columns.
                     raise self.unsupported(node)
-                made: Sequence[Cut | None] = [self.begin(place, seeds[place])]
-            elif any(given):
-                made = self._follow(place, node, given)
+                output_cuts: Sequence[Cut | None] = [self.begin(place, seeds[place])]
+            elif any(input_cuts):
+                output_cuts = self._follow(place, node, input_cuts)
             elif any(cuts.keys() & walk.captured(inner) for inner in walk.subgraphs(node)):
                 raise self.unsupported(node)
             else:
                 continue
-            for name, cut in zip(node.output, made, strict=False):
+            for name, cut in zip(node.output, output_cuts, strict=False):
                 if not name or cut is None:
                     continue
                 if name in facts.outputs:
@@ -77,20 +77,20 @@ class Spread:
                 self.copy(place, 2)
         return cut
 
-    def _follow(self, place: int, node: onnx.NodeProto, given: Given) -> Sequence[Cut | None]:
+    def _follow(self, place: int, node: onnx.NodeProto, input_cuts: Given) -> Sequence[Cut | None]:
         if node.op_type in ("Shape", "Size") and node.domain == "":
             return [None]  # `rewrite` makes them whole
         if place in self.linears:
             slot = self.linears[place]
-            cut, shape = given[slot], self.facts.shape(node.input[slot])
-            if cut is not None and shape is not None and cut.axis == len(shape) - 1 and sum(map(bool, given)) == 1:
+            cut, shape = input_cuts[slot], self.facts.shape(node.input[slot])
+            if cut is not None and shape is not None and cut.axis == len(shape) - 1 and sum(map(bool, input_cuts)) == 1:
                 self.plan.rows[place] = cut
                 self.demand(place, 1, cut.at(1 if transposed(node) else 0))
                 return [None]
-        found = RULES.get((node.domain, node.op_type))
-        if found is None or list(walk.subgraphs(node)):
+        rule = RULES.get((node.domain, node.op_type))
+        if rule is None or list(walk.subgraphs(node)):
             raise self.unsupported(node)
-        return found(self, place, node, given)
+        return rule(self, place, node, input_cuts)
 
     def unsupported(self, node: onnx.NodeProto) -> Unsupported:
         """Rule for a node that has none for its inputs."""
@@ -108,10 +108,10 @@ class Spread:
 
     def shape(self, value: str) -> tuple[int, ...]:
         """The shape of a value. Raises Unsupported if it is unknown."""
-        found = self.facts.shape(value)
-        if found is None:
+        shape = self.facts.shape(value)
+        if shape is None:
             raise Unsupported(f"the shape of {value!r} is not known")
-        return found
+        return shape
 
     def axes(self, node: onnx.NodeProto, slot: int, rank: int) -> list[int] | None:
         """The axes in an input or in the attribute `axes`, counted from 0; None if not given."""

@@ -58,8 +58,8 @@ class TokenSizes:
         Appends nodes.
     """
 
-    def __init__(self, graph: onnx.GraphProto, write: PartWriter, facts: Facts, found: Found) -> None:
-        self._inputs, self._write, self._facts, self._found = list(graph.input), write, facts, found
+    def __init__(self, graph: onnx.GraphProto, write: PartWriter, facts: Facts, findings: Found) -> None:
+        self._inputs, self._write, self._facts, self._found = list(graph.input), write, facts, findings
         self._of_inputs: dict[tuple[str, int], Tokens] = {}
         self._named = 0
 
@@ -68,14 +68,14 @@ class TokenSizes:
         source = self._source(value, axes)
         if source is None:
             return self._divided(listed(), axes, None)
-        name, taken = source
+        name, token_axes = source
         key = name, axes
         if key not in self._of_inputs:
             write = self._write
-            sizes = write("Shape", name, start=0, end=taken)
-            lead = sizes if axes == taken else write("ReduceProd", sizes, keepdims=1)
-            known = [self._facts.size(name, axis) for axis in range(taken)]
-            self._of_inputs[key] = self._divided(lead, axes, known)
+            sizes = write("Shape", name, start=0, end=token_axes)
+            lead = sizes if axes == token_axes else write("ReduceProd", sizes, keepdims=1)
+            fixed_sizes = [self._facts.size(name, axis) for axis in range(token_axes)]
+            self._of_inputs[key] = self._divided(lead, axes, fixed_sizes)
         return self._of_inputs[key]
 
     def reshaped(self, node: onnx.NodeProto, tokens: Tokens) -> str:
@@ -99,30 +99,30 @@ class TokenSizes:
         """Sizes of the axes of a value behind its first ones."""
         return [self._facts.size(value, axis) for axis in range(max(axes, 0), len(self._facts.shape(value) or ()))]
 
-    def _divided(self, lead: str, axes: int, known: list[int | None] | None) -> Tokens:
+    def _divided(self, lead: str, axes: int, fixed_sizes: list[int | None] | None) -> Tokens:
         write = self._write
-        even = known is not None and prod(size or 1 for size in known) % write.parts == 0
+        even = fixed_sizes is not None and prod(size or 1 for size in fixed_sizes) % write.parts == 0
         count = lead if axes == 1 else write("ReduceProd", lead, keepdims=1)
-        whole = count if even else write("Add", count, write.ints(write.parts - 1))
+        rounded_up = count if even else write("Add", count, write.ints(write.parts - 1))
         fixed = None
-        if known is not None and known.count(None) <= 1:
-            sizes = [-1 if size is None else size for size in known]
+        if fixed_sizes is not None and fixed_sizes.count(None) <= 1:
+            sizes = [-1 if size is None else size for size in fixed_sizes]
             fixed = tuple(sizes) if len(sizes) == axes else (prod(sizes) if -1 not in sizes else -1,)
         self._named += 1
         name = f"ortflow.share.{self._named}"
-        return Tokens(lead, count, write("Div", whole, write.ints(write.parts)), even, fixed, name)
+        return Tokens(lead, count, write("Div", rounded_up, write.ints(write.parts)), even, fixed, name)
 
     def _source(self, value: str, axes: int) -> tuple[str, int] | None:
         """An input whose first axes are certainly the tokens of a value, and their number; None if none is."""
         facts, shape = self._facts, self._facts.pair(value)
         candidates: dict[tuple[int | str | None, ...], tuple[str, int]] = {}
-        for each in self._inputs:
-            name = each.name
-            sizes, dims = facts.pair(name), dims_of(each)
+        for model_input in self._inputs:
+            name = model_input.name
+            sizes, dims = facts.pair(name), dims_of(model_input)
             if name not in facts.inputs or shape is None or sizes is None or dims is None or len(dims) < 2:
                 continue
-            same = [trial[:2] for trial in sizes] == [trial[:2] for trial in shape]
+            equal_sizes = [trial[:2] for trial in sizes] == [trial[:2] for trial in shape]
             product = [trial[0] * trial[1] for trial in sizes] == [trial[0] for trial in shape]
-            if (axes == 2 and same) or (axes == 1 and product):
+            if (axes == 2 and equal_sizes) or (axes == 1 and product):
                 candidates.setdefault(dims[:2], (name, 2))
         return next(iter(candidates.values())) if len(candidates) == 1 else None

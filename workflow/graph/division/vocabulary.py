@@ -20,25 +20,25 @@ LEAST = 64
 
 
 def find_vocabulary(
-    facts: Facts, weights: Weights, parts: int, free: Collection[int], wanted: Collection[str] | None
+    facts: Facts, weights: Weights, parts: int, candidates: Collection[int], chosen_names: Collection[str] | None
 ) -> tuple[Plan, list[str]]:
     """The changes, and the names of the matrices that they divide.
 
-    `free` are the indices of products and look-ups outside divided layers. `wanted` restricts the division to these
-    tables, if the evaluation graph must match the training graph.
+    `candidates` are the indices of products and look-ups outside divided layers. `chosen_names` restricts the division
+    to these tables, if the evaluation graph must match the training graph.
     """
     plan, names = Plan(), []
     by_name: dict[str, list[int]] = {}
     for place in sorted(weights.of):
         by_name.setdefault(weights.of[place], []).append(place)
     for name, places in by_name.items():
-        if wanted is not None and name not in wanted:
+        if chosen_names is not None and name not in chosen_names:
             continue
-        if not set(free) >= set(places) or not _only_read_by(facts, name, places):
+        if not set(candidates) >= set(places) or not _only_read_by(facts, name, places):
             continue
-        found = _divided(facts, weights, parts, name, places, wanted is not None)
-        if found is not None:
-            plan.add(found)
+        changes = _divided(facts, weights, parts, name, places, chosen_names is not None)
+        if changes is not None:
+            plan.add(changes)
             names.append(name)
     return plan, names
 

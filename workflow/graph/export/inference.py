@@ -50,14 +50,14 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
     graph = copy.graph
     sizes_without_labels(graph, labels)
     tidy.constants_to_initializers(copy)
-    kept = [value for value in graph.output if not _sources(graph, value.name).intersection(labels)]
-    if not kept:
+    outputs = [value for value in graph.output if not _sources(graph, value.name).intersection(labels)]
+    if not outputs:
         raise UserError(
             "every output of the model depends on its labels, so there is nothing to export",
             where="model.labels",
             fix="give the model an output for its predictions, or set export.enabled to false",
         )
-    make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept])
+    make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in outputs])
     evaluation_mode(graph)
     prune(graph)
     avoid_wrong_normalizations(copy)
@@ -90,24 +90,26 @@ def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list
         )
     model = onnx.load(infer_path)
     graph = model.graph
-    known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    known |= {name for node in graph.node for name in node.output}
-    wanted = sorted(used(graph) - known)
-    missing = [name for name in wanted if name not in shapes]
+    sources = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    sources |= {name for node in graph.node for name in node.output}
+    weight_names = sorted(used(graph) - sources)
+    missing = [name for name in weight_names if name not in shapes]
     if missing:
         raise OrtflowError(f"no weights for {', '.join(missing[:3])} of the inference graph {infer_path}")
-    graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in wanted)
-    return model, wanted
+    graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in weight_names)
+    return model, weight_names
 
 
 def _sweep(out: Path) -> None:
     """Remove the temporary files of killed exports to the same path; each is a copy of the model."""
-    ours = re.compile(rf"\.{re.escape(out.name[:200])}\.[a-z0-9_]{{8}}")
-    for left in out.parent.iterdir():
-        if ours.fullmatch(left.name) and is_folder(left) and (held := _held(left)) is not None:
+    pattern = re.compile(rf"\.{re.escape(out.name[:200])}\.[a-z0-9_]{{8}}")
+    for leftover in out.parent.iterdir():
+        if pattern.fullmatch(leftover.name) and is_folder(leftover) and (lock := _held(leftover)) is not None:
             ours_too = "|".join(map(re.escape, SCRATCH))
-            remove(left, re.compile(rf"{re.escape(out.name)}|{re.escape(out.stem)}(-[0-9a-f]{{16}})?\.data|{ours_too}"))
-            os.close(held)
+            remove(
+                leftover, re.compile(rf"{re.escape(out.name)}|{re.escape(out.stem)}(-[0-9a-f]{{16}})?\.data|{ours_too}")
+            )
+            os.close(lock)
 
 
 def _held(folder: Path) -> int | None:
@@ -162,21 +164,21 @@ def export_inference(
     """
     check_export(out)
     shapes = {name: array.shape for name, array in tensors.items()} if shapes is None else shapes
-    model, wanted = as_function(infer_path, shapes)
+    model, weight_names = as_function(infer_path, shapes)
     try:
         onnx.checker.check_model(model, full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
         raise OrtflowError(f"the exported model is not valid: {str(error).splitlines()[0]}") from None
     graph = model.graph
-    del graph.input[len(graph.input) - len(wanted) :]
+    del graph.input[len(graph.input) - len(weight_names) :]
     model.producer_name = PRODUCER
-    weights = {name: shapes[name] for name in wanted}
+    weights = {name: shapes[name] for name in weight_names}
     new_folders = [path for path in (out.parent, *out.parent.parents) if not path.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _sweep(out)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:200]}.", dir=out.parent))
-        held = _held(folder)
+        lock = _held(folder)
     except OSError as error:
         raise _unwritable(out, error, weights) from error
     try:
@@ -203,8 +205,8 @@ def export_inference(
         raise _unwritable(out, error, weights) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-        if held is not None:
-            os.close(held)
+        if lock is not None:
+            os.close(lock)
         with suppress(OSError):  # not empty: `out` exists
             for path in new_folders:
                 path.rmdir()
@@ -213,10 +215,10 @@ def export_inference(
 def _sources(graph: onnx.GraphProto, output: str) -> set[str]:
     """All names that an output is computed from."""
     makers = walk.producers(graph)
-    seen, open_names = {output}, [output]
+    sources, open_names = {output}, [output]
     while open_names:
         node = makers.get(open_names.pop())
-        fresh = walk.inputs(node) - seen if node is not None else set()
-        seen |= fresh
+        fresh = walk.inputs(node) - sources if node is not None else set()
+        sources |= fresh
         open_names.extend(fresh)
-    return seen
+    return sources

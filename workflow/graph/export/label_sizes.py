@@ -27,8 +27,8 @@ def sizes_without_labels(graph: onnx.GraphProto, labels: Collection[str]) -> Non
         source = node.input[0] if node.op_type == "Shape" and not node.domain else ""
         while source in makers and makers[source].op_type in _SAME_SHAPE:
             source = makers[source].input[0]
-        written = _written(node, source, inputs, labels, context) if source in labels and source in inputs else None
-        nodes += [node] if written is None else written
+        replacement = _written(node, source, inputs, labels, context) if source in labels and source in inputs else None
+        nodes += [node] if replacement is None else replacement
     replace(graph.node, nodes)
 
 
@@ -40,14 +40,14 @@ def _written(
     context: Context,
 ) -> list[onnx.NodeProto] | None:
     """The nodes that compute the same sizes without the label; None if one of them is known from it alone."""
-    given, w = attributes_of(node), Replacement(node, context)
-    sizes = inputs[label][given.get("start", 0) : given.get("end")]
+    flags, w = attributes_of(node), Replacement(node, context)
+    sizes = inputs[label][flags.get("start", 0) : flags.get("end")]
     parts = []
     for size in sizes:
         if isinstance(size, int):
             parts.append(w.ints(size))
             continue
-        found = next(
+        source = next(
             (
                 (name, dims.index(size))
                 for name, dims in inputs.items()
@@ -55,9 +55,9 @@ def _written(
             ),
             None,
         )
-        if found is None:
+        if source is None:
             return None
-        name, axis = found
+        name, axis = source
         parts.append(w("Shape", name, start=axis, end=axis + 1))
     if not parts:
         return None

@@ -32,15 +32,15 @@ class Stored:
     """Bytes."""
 
 
-def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> dict[str, Stored]:
+def load_external_data(model: onnx.ModelProto, folder: Path, model_path: str) -> dict[str, Stored]:
     """Read every external tensor into the model, in place; `folder` contains the model file.
 
     Returns where the tensors were, by name. Raises UserError, before anything is read, if a file is missing, outside
     the folder, or shorter than claimed.
     """
     claims = [
-        (what, tensor, *_claim(tensor, what, folder, where))
-        for what, tensor in walk.all_tensors(model)
+        (owner, tensor, *_claim(tensor, owner, folder, model_path))
+        for owner, tensor in walk.all_tensors(model)
         if tensor.data_location == TensorProto.EXTERNAL
     ]
     if not claims:
@@ -52,58 +52,58 @@ def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> dict
         size = file.stat().st_size
         if length > size:
             raise UserError(
-                f"its tensors claim {length} bytes of {file.name!r}, which has {size}", where=where, fix=_AGAIN
+                f"its tensors claim {length} bytes of {file.name!r}, which has {size}", where=model_path, fix=_AGAIN
             )
-    check_memory(sum(total.values()), where)
-    for what, tensor, file, offset, length in claims:
+    check_memory(sum(total.values()), model_path)
+    for owner, tensor, file, offset, length in claims:
         data = _read(file, offset, length)
         if len(data) != length:
-            raise UserError(f"{what}: {file.name!r} ended while it was read", where=where, fix=_AGAIN)
+            raise UserError(f"{owner}: {file.name!r} ended while it was read", where=model_path, fix=_AGAIN)
         tensor.raw_data = data
         tensor.ClearField("external_data")
         tensor.ClearField("data_location")
     return {tensor.name: Stored(file, offset, length) for _, tensor, file, offset, length in claims}
 
 
-def check_memory(needed: int, where: str) -> None:
+def check_memory(size: int, model_path: str) -> None:
     """Raises UserError if the tensors do not fit into the machine's free memory."""
-    free = psutil.virtual_memory().available
-    if needed > free:
+    available = psutil.virtual_memory().available
+    if size > available:
         raise UserError(
-            f"its weights take {needed / 2**30:.1f} GiB and this machine has {free / 2**30:.1f} GiB of memory free",
-            where=where,
+            f"its weights take {size / 2**30:.1f} GiB and this machine has {available / 2**30:.1f} GiB of memory free",
+            where=model_path,
             fix="use a machine with more memory",
         )
 
 
-def _claim(tensor: onnx.TensorProto, what: str, folder: Path, where: str) -> tuple[Path, int, int]:
+def _claim(tensor: onnx.TensorProto, owner: str, folder: Path, model_path: str) -> tuple[Path, int, int]:
     """File, offset and length that an external tensor names, checked against the file's size."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    file = _inside(entries.get("location", ""), what, folder, where)
-    offset, length = (_number(entries, key, what, where) for key in ("offset", "length"))
-    claimed = claimed_bytes(tensor, what, where)
+    file = _inside(entries.get("location", ""), owner, folder, model_path)
+    offset, length = (_number(entries, key, owner, model_path) for key in ("offset", "length"))
+    claimed = claimed_bytes(tensor, owner, model_path)
     offset = offset or 0
     if length is not None and length != claimed:
         raise UserError(
-            f"{what} has the shape {list(tensor.dims)} of {claimed} bytes but names {length} bytes of {file.name!r}",
-            where=where,
+            f"{owner} has the shape {list(tensor.dims)} of {claimed} bytes but names {length} bytes of {file.name!r}",
+            where=model_path,
             fix=_AGAIN,
         )
     size = file.stat().st_size
     if offset + claimed > size:
         raise UserError(
-            f"{what} is at bytes {offset} to {offset + claimed} of {file.name!r}, which has {size}",
-            where=where,
+            f"{owner} is at bytes {offset} to {offset + claimed} of {file.name!r}, which has {size}",
+            where=model_path,
             fix=_AGAIN,
         )
     return file, offset, claimed
 
 
-def _inside(location: str, what: str, folder: Path, where: str) -> Path:
+def _inside(location: str, owner: str, folder: Path, model_path: str) -> Path:
     """The file that `location` names. Raises UserError unless it is a regular file inside `folder`."""
     refusal = UserError(
-        f"{what} keeps its data in {walk.quoted(location)}, which is not inside the model's folder",
-        where=where,
+        f"{owner} keeps its data in {walk.quoted(location)}, which is not inside the model's folder",
+        where=model_path,
         fix="put the data file beside the model and save the model with its bare name",
     )
     parts = location.replace("\\", "/").split("/")
@@ -117,22 +117,24 @@ def _inside(location: str, what: str, folder: Path, where: str) -> Path:
         mode = path.stat().st_mode
     except OSError as error:
         raise UserError(
-            f"{what} keeps its data in {walk.quoted(location)}, which cannot be read: {error.strerror}",
-            where=where,
+            f"{owner} keeps its data in {walk.quoted(location)}, which cannot be read: {error.strerror}",
+            where=model_path,
             fix="put the data file beside the model",
         ) from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"{what} keeps its data in {walk.quoted(location)}, which is not a regular file", where=where)
+        raise UserError(
+            f"{owner} keeps its data in {walk.quoted(location)}, which is not a regular file", where=model_path
+        )
     return path
 
 
-def _number(entries: dict[str, str], key: str, what: str, where: str) -> int | None:
+def _number(entries: dict[str, str], key: str, owner: str, model_path: str) -> int | None:
     text = entries.get(key)
     if text is None:
         return None
     # For thousands of digits, int() raises ValueError; no file is that long.
     if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise UserError(f"{what} gives {walk.quoted(text)} as the {key} of its data", where=where, fix=_AGAIN)
+        raise UserError(f"{owner} gives {walk.quoted(text)} as the {key} of its data", where=model_path, fix=_AGAIN)
     return int(text)
 
 

@@ -61,27 +61,27 @@ _GROWING = frozenset(
 _AGAIN = "export the model without it, or make it an input"
 
 
-def check_sizes(model: onnx.ModelProto, where: str) -> None:
+def check_sizes(model: onnx.ModelProto, location: str) -> None:
     """Raises UserError naming the first node whose result is known to be too large.
 
     Values that depend on a floating-point tensor of more than SMALL elements count as data, since the tensor may be
     trained: only the machine's memory limits them.
     """
-    _Sizes(model, where, only_constants=False, large_too=False).graph(model.graph, {})
+    _Sizes(model, location, only_constants=False, large_too=False).graph(model.graph, {})
 
 
-def check_constants(model: onnx.ModelProto, where: str) -> None:
+def check_constants(model: onnx.ModelProto, location: str) -> None:
     """Same as `check_sizes`, for constants alone, in a graph whose parameters are inputs: every tensor is a constant.
 
     A constant whose size cannot be determined is rejected too.
     """
-    _Sizes(model, where, only_constants=True, large_too=True).graph(model.graph, {})
+    _Sizes(model, location, only_constants=True, large_too=True).graph(model.graph, {})
 
 
-def check_inferred(model: onnx.ModelProto, where: str) -> None:
+def check_inferred(model: onnx.ModelProto, location: str) -> None:
     """Raises UserError if a value of the main graph is too large according to the shapes in the graph."""
     types = {value.name: value.type for part in (model.graph.value_info, model.graph.output) for value in part}
-    limits = _Sizes(model, where, only_constants=False, large_too=False)
+    limits = _Sizes(model, location, only_constants=False, large_too=False)
     scope = {t.name: _Value(None, cheap=math.prod(t.dims) <= SMALL) for t in model.graph.initializer}
     data = _Value(None)
     for node in model.graph.node:
@@ -126,12 +126,14 @@ _Scope = dict[str, _Value]
 class _Sizes:
     """One pass over a model: over its constants alone, or over every value, with tensors of any size as constants."""
 
-    def __init__(self, model: onnx.ModelProto, where: str, *, only_constants: bool, large_too: bool) -> None:
-        self._opsets, self._ir_version, self._where = model.opset_import, model.ir_version, where
+    def __init__(self, model: onnx.ModelProto, location: str, *, only_constants: bool, large_too: bool) -> None:
+        self._opsets, self._ir_version, self._where = model.opset_import, model.ir_version, location
         self._versions = {opset.domain: opset.version for opset in model.opset_import}
         self._only_constants, self._large_too = only_constants, large_too
-        held = sum(_bytes(tensor.data_type, tensor.dims) for _, tensor in walk.all_tensors(model)) if large_too else 0
-        self._largest, self._total = max(LARGEST, held), TOTAL + SHARE * held
+        stored_bytes = (
+            sum(_bytes(tensor.data_type, tensor.dims) for _, tensor in walk.all_tensors(model)) if large_too else 0
+        )
+        self._largest, self._total = max(LARGEST, stored_bytes), TOTAL + SHARE * stored_bytes
         self._memory = max(MEMORY, psutil.virtual_memory().total)
         self._computed = 0
         self._schemas: dict[tuple[str, str], defs.OpSchema | None] = {}
@@ -174,26 +176,26 @@ class _Sizes:
             constant = read[0] is not None and read[0].count is not None
         if not constant and self._only_constants:
             return
-        made = self._infer(node, scope)
-        if constant and not all(value.count is not None for value in made.values()):
+        outputs = self._infer(node, scope)
+        if constant and not all(value.count is not None for value in outputs.values()):
             for value in read:
                 self._evaluate(value, scope)
-            made = self._infer(node, scope)
-        for name, value in made.items():
+            outputs = self._infer(node, scope)
+        for name, value in outputs.items():
             value.name, value.cheap = name, cheap
             value.constant, value.maker = constant, node if constant else None
             self.check(node, value)
-        scope.update(made)
+        scope.update(outputs)
 
     def _infer(self, node: onnx.NodeProto, scope: _Scope) -> _Scope:
         """Infer the types of a node's outputs; an output whose type cannot be inferred has none."""
         unknown = {name: _Value(None) for name in node.output if name}
-        known = {name: scope[name] for name in node.input if name in scope}
-        types = {name: value.type for name, value in known.items() if value.type is not None}
+        inputs = {name: scope[name] for name in node.input if name in scope}
+        types = {name: value.type for name, value in inputs.items() if value.type is not None}
         schema = self._schema(node)
         if schema is None or any(walk.subgraphs(node)) or any(name and name not in types for name in node.input):
             return unknown
-        data = {n: numpy_helper.from_array(value.array) for n, value in known.items() if value.array is not None}
+        data = {n: numpy_helper.from_array(value.array) for n, value in inputs.items() if value.array is not None}
         if data:
             return {
                 **unknown,
@@ -213,10 +215,10 @@ class _Sizes:
 
     def _content(self, value_type: onnx.TypeProto) -> bytes:
         """A type in bytes; nodes that are alike share the objects of their types."""
-        known = self._contents.get(id(value_type))
-        if known is None:
-            known = self._contents[id(value_type)] = (value_type, value_type.SerializeToString(deterministic=True))
-        return known[1]
+        entry = self._contents.get(id(value_type))
+        if entry is None:
+            entry = self._contents[id(value_type)] = (value_type, value_type.SerializeToString(deterministic=True))
+        return entry[1]
 
     def _types(
         self,
@@ -243,9 +245,9 @@ class _Sizes:
                 self._schemas[key] = None
         return self._schemas[key]
 
-    def _evaluate(self, wanted: _Value | None, scope: _Scope) -> None:
+    def _evaluate(self, target: _Value | None, scope: _Scope) -> None:
         """Evaluate a small constant, and the constants that it is computed from."""
-        open_values = [wanted]
+        open_values = [target]
         while open_values:
             value = open_values[-1]
             if value is None or value.array is not None or not _is_small(value):
@@ -256,12 +258,12 @@ class _Sizes:
             read = {name: scope[name] for name in node.input if name}
             if node.op_type in _OF_SHAPE:
                 value.array = _of_shape(node, next(iter(read.values())))
-            elif missing := [one for one in read.values() if one.array is None and _is_small(one)]:
+            elif missing := [operand for operand in read.values() if operand.array is None and _is_small(operand)]:
                 value.maker = node
                 open_values += missing
-            elif all(one.array is not None for one in read.values()):
+            elif all(operand.array is not None for operand in read.values()):
                 value.array = _computed(
-                    node, value.name, {name: one.array for name, one in read.items()}, self._versions
+                    node, value.name, {name: operand.array for name, operand in read.items()}, self._versions
                 )
 
     def check(self, node: onnx.NodeProto, value: _Value) -> None:

@@ -37,43 +37,43 @@ def read_model(path: Path) -> onnx.ModelProto:
 
 def read_stored(path: Path) -> tuple[onnx.ModelProto, dict[str, Stored]]:
     """As `read_model`, and where the tensors lie that were in other files, by name."""
-    where = str(path)
-    model = _parse(_bytes(path), where)
+    location = str(path)
+    model = _parse(_bytes(path), location)
     if not _is_text(model):
-        raise UserError(f"{_NO_ONNX}: a name in it is not text", where=where, fix=_EXPORT)
-    check_structure(model, where)
-    stored = load_external_data(model, path.parent, where)
-    check_tensors(model, where)
-    check_valid(model, where)
+        raise UserError(f"{_NO_ONNX}: a name in it is not text", where=location, fix=_EXPORT)
+    check_structure(model, location)
+    stored = load_external_data(model, path.parent, location)
+    check_tensors(model, location)
+    check_valid(model, location)
     return model, stored
 
 
 def _bytes(path: Path) -> bytes:
-    where = str(path)
+    location = str(path)
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise UserError("is not a file", where=where, fix=_EXPORT)
+            raise UserError("is not a file", where=location, fix=_EXPORT)
         if status.st_size > _LARGEST:
-            raise UserError("is larger than 2 GiB, which no ONNX file is", where=where, fix=_EXPORT)
-        check_memory(status.st_size, where)
+            raise UserError("is larger than 2 GiB, which no ONNX file is", where=location, fix=_EXPORT)
+        check_memory(status.st_size, location)
         return read_whole(path, _LARGEST)
     except FileNotFoundError:
-        raise UserError("there is no such model file", where=where, fix="check the path") from None
+        raise UserError("there is no such model file", where=location, fix="check the path") from None
     except OSError as error:
-        raise UserError(f"the model file cannot be read: {error.strerror}", where=where) from None
+        raise UserError(f"the model file cannot be read: {error.strerror}", where=location) from None
 
 
-def _parse(data: bytes, where: str) -> onnx.ModelProto:
+def _parse(data: bytes, location: str) -> onnx.ModelProto:
     if not data:
-        raise UserError("the model file is empty", where=where, fix=_EXPORT)
+        raise UserError("the model file is empty", where=location, fix=_EXPORT)
     model = onnx.ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError:
-        raise UserError(_NO_ONNX, where=where, fix=_EXPORT) from None
+        raise UserError(_NO_ONNX, where=location, fix=_EXPORT) from None
     if not model.HasField("graph") or model.ir_version < 3 or not model.opset_import:
-        raise UserError(_NO_ONNX, where=where, fix=_EXPORT)
+        raise UserError(_NO_ONNX, where=location, fix=_EXPORT)
     return model
 
 

@@ -55,41 +55,41 @@ _SPLIT_BY_COUNT = 18
 _FLOAT_MODEL = "train the float model it was made from, and quantise the exported model"
 
 
-def check_structure(model: onnx.ModelProto, where: str) -> None:
+def check_structure(model: onnx.ModelProto, location: str) -> None:
     """Raises UserError, with the name, for what cannot be part of a trainable model; sorts the nodes in place."""
-    _check_names(model, where)
-    _check_operators(model, where)
-    _check_functions(model, where)
+    _check_names(model, location)
+    _check_operators(model, location)
+    _check_functions(model, location)
     if not model.graph.output:
-        raise UserError("the graph has no outputs", where=where, fix=_AGAIN)
+        raise UserError("the graph has no outputs", where=location, fix=_AGAIN)
     if not model.graph.node:
-        raise UserError("the graph has no nodes", where=where, fix=_AGAIN)
+        raise UserError("the graph has no nodes", where=location, fix=_AGAIN)
     for graph in walk.all_graphs(model):
         for value in (*graph.input, *graph.output, *graph.value_info):
-            check_rank(len(value.type.tensor_type.shape.dim), f"value {walk.quoted(value.name)}", where)
-    _check_graph(model.graph, set(), where)
+            check_rank(len(value.type.tensor_type.shape.dim), f"value {walk.quoted(value.name)}", location)
+    _check_graph(model.graph, set(), location)
     for function in model.functions:
-        _check_function(function, where)
+        _check_function(function, location)
 
 
-def _check_names(model: onnx.ModelProto, where: str) -> None:
+def _check_names(model: onnx.ModelProto, location: str) -> None:
     """Raises UserError for a name that is too long: graphs are copied many times, and each use repeats it."""
     of_nodes = (name for node in walk.all_nodes(model) for name in (node.name, *node.input, *node.output))
     of_values = (
-        each.name
+        value.name
         for graph in walk.all_graphs(model)
-        for each in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
+        for value in (*graph.input, *graph.output, *graph.initializer, *graph.value_info)
     )
     for name in itertools.chain(of_nodes, of_values):
         if len(name) > LONGEST_NAME:
             raise UserError(
                 f"the name {name[:20]!r}… has {len(name):,} characters, more than {LONGEST_NAME:,}",
-                where=where,
+                where=location,
                 fix="export the model with shorter names",
             )
 
 
-def check_valid(model: onnx.ModelProto, where: str) -> None:
+def check_valid(model: onnx.ModelProto, location: str) -> None:
     """Raises UserError for violations that onnx's checker finds, such as unknown attributes of an operator."""
     light = without_weights(model)
     for node in walk.all_nodes(light):
@@ -106,60 +106,60 @@ def check_valid(model: onnx.ModelProto, where: str) -> None:
         onnx.checker.check_model(light)
     except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).partition("\n")[0].split())
-        named = _CONTEXT.search(str(error))
-        what = f"node {walk.quoted(named[1])} is not valid" if named else "the model is not valid"
-        raise UserError(f"{what}: {reason[:300]}", where=where, fix=_AGAIN) from None
+        culprit = _CONTEXT.search(str(error))
+        subject = f"node {walk.quoted(culprit[1])} is not valid" if culprit else "the model is not valid"
+        raise UserError(f"{subject}: {reason[:300]}", where=location, fix=_AGAIN) from None
 
 
-def _check_operators(model: onnx.ModelProto, where: str) -> None:
+def _check_operators(model: onnx.ModelProto, location: str) -> None:
     local = {(f.domain, f.name) for f in model.functions}
     opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
     for graph in walk.all_graphs(model):
         if graph.sparse_initializer:
             name = graph.sparse_initializer[0].values.name
             raise UserError(
-                f"initializer {walk.quoted(name)} is sparse", where=where, fix="save the model with dense weights"
+                f"initializer {walk.quoted(name)} is sparse", where=location, fix="save the model with dense weights"
             )
     for node in walk.nodes(model.graph.node):
         if any(a.ref_attr_name for a in node.attribute):
             raise UserError(
-                f"{walk.called(node)} uses a function attribute outside a function", where=where, fix=_AGAIN
+                f"{walk.called(node)} uses a function attribute outside a function", where=location, fix=_AGAIN
             )
     for node in walk.all_nodes(model):
         if any(a.HasField("sparse_tensor") or a.sparse_tensors for a in node.attribute):
-            raise UserError(f"{walk.called(node)} is sparse", where=where, fix="save the model with dense weights")
+            raise UserError(f"{walk.called(node)} is sparse", where=location, fix="save the model with dense weights")
         if (node.domain, node.op_type) in local:
             continue
         if node.op_type in _QUANTISED or node.op_type.startswith("QLinear"):
-            raise UserError(f"the model is quantised: {walk.called(node)}", where=where, fix=_FLOAT_MODEL)
+            raise UserError(f"the model is quantised: {walk.called(node)}", where=location, fix=_FLOAT_MODEL)
         if node.op_type == "Split":
-            _check_split(node, opset, where)
+            _check_split(node, opset, location)
         if node.domain not in DOMAINS:
             raise UserError(
                 f"{walk.called(node)} is a custom operator, which ONNX Runtime does not have",
-                where=where,
+                where=location,
                 fix="export the model with ONNX's operators only",
             )
 
 
-def _check_split(node: onnx.NodeProto, opset: int, where: str) -> None:
+def _check_split(node: onnx.NodeProto, opset: int, location: str) -> None:
     """Check that Split has as many outputs as it declares; removes the declaration in place if the opset lacks it."""
     for place, attribute in enumerate(node.attribute):
         if attribute.name == "num_outputs":
             if attribute.i != len(node.output):
                 # Shape inference in onnx would allocate memory for the declared number.
-                raise UserError(f"{walk.called(node)} has a wrong number of outputs", where=where, fix=_AGAIN)
+                raise UserError(f"{walk.called(node)} has a wrong number of outputs", where=location, fix=_AGAIN)
             if opset < _SPLIT_BY_COUNT:
                 # PyTorch's dynamo exporter leaves it when it converts its opset 18 to 17.
                 del node.attribute[place]
             return
 
 
-def _check_functions(model: onnx.ModelProto, where: str) -> None:
+def _check_functions(model: onnx.ModelProto, location: str) -> None:
     """Check that functions are not recursive, and that inlining them all stays within EXPANDED_NODES."""
     by_key = {(f.domain, f.name): f for f in model.functions}
     if len(by_key) < len(model.functions):
-        raise UserError("two of its functions have the same name", where=where, fix=_AGAIN)
+        raise UserError("two of its functions have the same name", where=location, fix=_AGAIN)
     sizes: dict[tuple[str, str], int] = {}
 
     def size(top: Iterable[onnx.NodeProto], calling: tuple[tuple[str, str], ...]) -> int:
@@ -168,9 +168,9 @@ def _check_functions(model: onnx.ModelProto, where: str) -> None:
             key = (node.domain, node.op_type)
             if key in by_key and key not in sizes:
                 if key in calling:
-                    raise UserError(f"function {walk.quoted(node.op_type)} calls itself", where=where)
+                    raise UserError(f"function {walk.quoted(node.op_type)} calls itself", where=location)
                 if len(calling) > 100:
-                    raise UserError("its functions call each other more than 100 deep", where=where)
+                    raise UserError("its functions call each other more than 100 deep", where=location)
                 sizes[key] = size(by_key[key].node, (*calling, key))
             total += sizes.get(key, 1)
         return total
@@ -180,30 +180,30 @@ def _check_functions(model: onnx.ModelProto, where: str) -> None:
             sizes[key] = size(function.node, (key,))
     most = max(EXPANDED_NODES, _EXPANSION * sum(1 for _ in walk.all_nodes(model)))
     if size(model.graph.node, ()) > most:
-        raise UserError(f"its functions expand to more than {most} nodes", where=where)
+        raise UserError(f"its functions expand to more than {most} nodes", where=location)
 
 
-def _check_graph(graph: onnx.GraphProto, outer: set[str], where: str) -> None:
-    made: dict[str, str | onnx.NodeProto] = {}
+def _check_graph(graph: onnx.GraphProto, outer: set[str], location: str) -> None:
+    owners: dict[str, str | onnx.NodeProto] = {}
 
     def define(name: str, owner: str | onnx.NodeProto) -> None:
-        if name in made or name in outer:
+        if name in owners or name in outer:
             first, second = (
-                each if isinstance(each, str) else walk.called(each)
-                for each in (made.get(name, "a graph around it"), owner)
+                other_owner if isinstance(other_owner, str) else walk.called(other_owner)
+                for other_owner in (owners.get(name, "a graph around it"), owner)
             )
             raise UserError(
-                f"the name {walk.quoted(name)} is given twice, to {first} and to {second}", where=where, fix=_AGAIN
+                f"the name {walk.quoted(name)} is given twice, to {first} and to {second}", where=location, fix=_AGAIN
             )
-        made[name] = owner
+        owners[name] = owner
 
     for value in graph.input:
         define(value.name, "an input")
-    inputs = set(made)
+    inputs = set(owners)
     initializers: set[str] = set()
     for tensor in graph.initializer:
         if not tensor.name:
-            raise UserError("an initializer has no name", where=where, fix=_AGAIN)
+            raise UserError("an initializer has no name", where=location, fix=_AGAIN)
         # IR version 3 also lists initializers as inputs.
         if tensor.name in initializers or tensor.name not in inputs:
             define(tensor.name, "an initializer")
@@ -212,43 +212,45 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], where: str) -> None:
         for name in node.output:
             if name:
                 define(name, node)
-    known = set(made) | outer
+    names = set(owners) | outer
     for node in graph.node:
-        if missing := sorted(walk.inputs(node) - known):
-            raise UserError(f"{walk.called(node)} reads {walk.quoted(missing[0])}, which no node produces", where=where)
+        if missing := sorted(walk.inputs(node) - names):
+            raise UserError(
+                f"{walk.called(node)} reads {walk.quoted(missing[0])}, which no node produces", where=location
+            )
     for value in graph.output:
-        if value.name not in known:
-            raise UserError(f"output {walk.quoted(value.name)} is produced by no node", where=where, fix=_AGAIN)
-    _sort(graph, where)
+        if value.name not in names:
+            raise UserError(f"output {walk.quoted(value.name)} is produced by no node", where=location, fix=_AGAIN)
+    _sort(graph, location)
     for node in graph.node:
         for subgraph in walk.subgraphs(node):
-            _check_graph(subgraph, known, where)
+            _check_graph(subgraph, names, location)
 
 
-def _check_function(function: onnx.FunctionProto, where: str) -> None:
-    made = set(function.input)
+def _check_function(function: onnx.FunctionProto, location: str) -> None:
+    names = set(function.input)
     for node in function.node:
-        missing = sorted(walk.inputs(node) - made)
+        missing = sorted(walk.inputs(node) - names)
         if missing:
             raise UserError(
                 f"in function {walk.quoted(function.name)}, {walk.called(node)} reads"
                 f" {walk.quoted(missing[0])}, which no node before it produces",
-                where=where,
+                where=location,
             )
-        made.update(name for name in node.output if name)
+        names.update(name for name in node.output if name)
     for name in function.output:
-        if name not in made:
+        if name not in names:
             raise UserError(
-                f"function {walk.quoted(function.name)} does not produce its output {walk.quoted(name)}", where=where
+                f"function {walk.quoted(function.name)} does not produce its output {walk.quoted(name)}", where=location
             )
 
 
-def _sort(graph: onnx.GraphProto, where: str) -> None:
+def _sort(graph: onnx.GraphProto, location: str) -> None:
     """Sort the nodes topologically; keeps the file's order if it is topological."""
     if is_sorted(graph.node):
         return
     order = topological_order(graph.node, lambda place, nth: nth)
     if len(order) < len(graph.node):
         stuck = graph.node[min(set(range(len(graph.node))).difference(order))]
-        raise UserError(f"the graph has a cycle through {walk.called(stuck)}", where=where, fix=_AGAIN)
+        raise UserError(f"the graph has a cycle through {walk.called(stuck)}", where=location, fix=_AGAIN)
     replace(graph.node, [graph.node[place] for place in order])

@@ -149,4 +149,4 @@ def _value(value: onnx.ValueInfoProto) -> Value:
 def _tied(model: onnx.ModelProto, roles: Roles) -> dict[str, list[str]]:
     consumers = walk.readers(model.graph)
     readers = {name: consumers.get(name, []) for name in roles.of("trained", "frozen")}
-    return {name: [node.name for node, _ in found] for name, found in readers.items() if len(found) > 1}
+    return {name: [node.name for node, _ in uses] for name, uses in readers.items() if len(uses) > 1}

@@ -43,10 +43,12 @@ def with_lora(source: Source, section: Lora | None, seed: int) -> Source:
         raise UserError(
             f"no parameter of {', '.join(section.match)} is a matrix", where=f"{WHERE}.match", fix="name linear layers"
         )
-    whole = _named(section.train, trained, "train")
-    both = [name for name in matrices if name in set(whole)]
-    if both:
-        raise UserError(f"{both[0]} is in both match and train", where=f"{WHERE}.train", fix="name it in one of them")
+    unadapted = _named(section.train, trained, "train")
+    overlap = [name for name in matrices if name in set(unadapted)]
+    if overlap:
+        raise UserError(
+            f"{overlap[0]} is in both match and train", where=f"{WHERE}.train", fix="name it in one of them"
+        )
     rank = section.rank
     large = [name for name in matrices if min(source.tensors[name].shape) < rank]
     if large:
@@ -65,10 +67,14 @@ def with_lora(source: Source, section: Lora | None, seed: int) -> Source:
     if forms.evaluation is not None:
         forms = replace(forms, evaluation=_adapted(forms.evaluation, matrices, scale))
     count = sum(array.size for array in adapters.values())
-    kept = set(whole)
-    roles = Roles([*(_role(role, kept) for role in source.roles), *(_adapter(n, a) for n, a in adapters.items())])
-    others = sum(role.count for role in source.roles if role.name in kept)
-    note = f"LoRA: {len(matrices)} weights adapted, {count:,} values" + (f", and {others:,} others" if others else "")
+    trained_names = set(unadapted)
+    roles = Roles(
+        [*(_role(role, trained_names) for role in source.roles), *(_adapter(n, a) for n, a in adapters.items())]
+    )
+    other_values = sum(role.count for role in source.roles if role.name in trained_names)
+    note = f"LoRA: {len(matrices)} weights adapted, {count:,} values" + (
+        f", and {other_values:,} others" if other_values else ""
+    )
     return replace(
         source,
         skeleton=skeleton,
@@ -85,14 +91,14 @@ def source_size(tensors: Mapping[str, np.ndarray]) -> int:
 
 
 def _named(patterns: Sequence[str], trained: Sequence[str], key: str) -> list[str]:
-    found: dict[str, None] = {}
+    names: dict[str, None] = {}
     for place, pattern in enumerate(patterns):
-        found |= dict.fromkeys(matches(pattern, trained, f"{WHERE}.{key}[{place}]", "trained parameter"))
-    return [*found]
+        names |= dict.fromkeys(matches(pattern, trained, f"{WHERE}.{key}[{place}]", "trained parameter"))
+    return [*names]
 
 
-def _role(role: Role, kept: set[str]) -> Role:
-    if role.role != "trained" or role.name in kept:
+def _role(role: Role, trained_names: set[str]) -> Role:
+    if role.role != "trained" or role.name in trained_names:
         return role
     return replace(role, role="frozen", reason="model.lora")
 
@@ -107,11 +113,11 @@ def _adapted(model: onnx.ModelProto, matrices: Sequence[str], scale: float) -> o
     copy.CopyFrom(model)
     graph = copy.graph
     names = {name: f"{name}/lora" for name in matrices}
-    left, nodes = dict.fromkeys(matrices), list[onnx.NodeProto]()
+    unread, nodes = dict.fromkeys(matrices), list[onnx.NodeProto]()
     for node in graph.node:
         # Beside its first reader: a stage of a pipeline then has the adapters of its own weights.
-        for name in [name for name in left if name in walk.inputs(node)]:
-            del left[name]
+        for name in [name for name in unread if name in walk.inputs(node)]:
+            del unread[name]
             nodes += _sum(name, names[name])
         rename_values(node, names)
         nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))

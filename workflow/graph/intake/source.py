@@ -66,15 +66,17 @@ class Source:
         return self.skeleton if self.forms.evaluation is None else self.forms.evaluation
 
     def _part(
-        self, whole: onnx.ModelProto, outputs: Sequence[str], further: Iterable[onnx.ValueInfoProto]
+        self, full_model: onnx.ModelProto, outputs: Sequence[str], new_outputs: Iterable[onnx.ValueInfoProto]
     ) -> onnx.ModelProto:
         model = onnx.ModelProto()
-        model.CopyFrom(whole)
+        model.CopyFrom(full_model)
         del model.metadata_props[:]
         graph = model.graph
-        known = {value.name: value for value in graph.output}
-        kept = [known[name] for name in dict.fromkeys(outputs)]
-        make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in (*kept, *further)])
+        outputs_by_name = {value.name: value for value in graph.output}
+        selection = [outputs_by_name[name] for name in dict.fromkeys(outputs)]
+        make_outputs(
+            graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in (*selection, *new_outputs)]
+        )
         prune(graph)
         graph.input.extend(
             helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in self.tensors.items()
@@ -99,12 +101,12 @@ def read_source(section: ModelSection, watch: Watch = unwatched) -> Source:
             )
     labels = set(section.labels)
     for loss in single_losses(section.loss).values():
-        if (own := label_of(loss)) is not None and own in names:
-            labels.add(own)
+        if (label_input := label_of(loss)) is not None and label_input in names:
+            labels.add(label_input)
     for metric in section.metrics:
-        found = None if metric.name in ("perplexity", "graph") else compared(metric, section.loss)
-        if isinstance(found, Compared) and found.label in names:
-            labels.add(found.label)
+        comparison = None if metric.name in ("perplexity", "graph") else compared(metric, section.loss)
+        if isinstance(comparison, Compared) and comparison.label in names:
+            labels.add(comparison.label)
     forms = separate(prepared)
     roles = classify(prepared, section.parameters, sorted(labels))
     export_warnings = find_export_warnings(prepared, roles)
@@ -122,18 +124,18 @@ def read_source(section: ModelSection, watch: Watch = unwatched) -> Source:
         opset_import=prepared.opset_import,
         metadata_props=prepared.metadata_props,
     )
-    whole, graph = prepared.graph, skeleton.graph
-    graph.name = whole.name or "model"
-    graph.node.extend(whole.node)
-    graph.input.extend(whole.input)
-    graph.output.extend(whole.output)
-    graph.value_info.extend(whole.value_info)
-    graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name not in learned)
+    full_graph, graph = prepared.graph, skeleton.graph
+    graph.name = full_graph.name or "model"
+    graph.node.extend(full_graph.node)
+    graph.input.extend(full_graph.input)
+    graph.output.extend(full_graph.output)
+    graph.value_info.extend(full_graph.value_info)
+    graph.initializer.extend(tensor for tensor in full_graph.initializer if tensor.name not in learned)
     if forms.evaluation is not None:
-        constants = [tensor for tensor in whole.initializer if tensor.name not in learned]
+        constants = [tensor for tensor in full_graph.initializer if tensor.name not in learned]
         forms.evaluation.graph.initializer.extend(constants)
         prune(forms.evaluation.graph)
-    tensors = {t.name: _array(t, stored.get(t.name)) for t in whole.initializer if t.name in learned}
+    tensors = {t.name: _array(t, stored.get(t.name)) for t in full_graph.initializer if t.name in learned}
     return Source(skeleton, tensors, roles, frozenset(labels), (*notes, *stored_notes), tuple(warnings), forms)
 
 
@@ -143,5 +145,5 @@ def _array(tensor: onnx.TensorProto, stored: Stored | None) -> np.ndarray:
     if stored is None or not array.size or array.nbytes != stored.length or array.dtype != np.dtype("<f4"):
         return array
     mapped = np.memmap(stored.file, "<f4", "r", stored.offset, array.shape)
-    same = xxhash.xxh3_128(mapped.reshape(-1).data).digest() == xxhash.xxh3_128(array.reshape(-1).data).digest()
-    return mapped if same else array
+    unchanged = xxhash.xxh3_128(mapped.reshape(-1).data).digest() == xxhash.xxh3_128(array.reshape(-1).data).digest()
+    return mapped if unchanged else array

@@ -67,9 +67,11 @@ def user_optimizer_graph(path: str) -> onnx.ModelProto:
     for name in ("learning_rate", "step", "parameters.0", "gradients.0"):
         if name not in inputs:
             raise UserError(f"the graph has no input {name!r}", where=_OPTIMIZER, fix="docs/models.md lists them")
-        wanted = TensorProto.INT64 if name == "step" else TensorProto.FLOAT
-        if values[name].type.tensor_type.elem_type != wanted:
-            raise UserError(f"input {name!r} is not of type {TensorProto.DataType.Name(wanted)}", where=_OPTIMIZER)
+        element_type = TensorProto.INT64 if name == "step" else TensorProto.FLOAT
+        if values[name].type.tensor_type.elem_type != element_type:
+            raise UserError(
+                f"input {name!r} is not of type {TensorProto.DataType.Name(element_type)}", where=_OPTIMIZER
+            )
     for name in states:
         if not name.endswith(".0"):
             raise UserError(
@@ -97,19 +99,21 @@ def _read(path: str) -> onnx.ModelProto:
     return model
 
 
-def _check_outputs(model: onnx.ModelProto, names: Sequence[str], where: str) -> None:
-    made = {value.name for value in model.graph.output}
-    missing = [name for name in names if name not in made]
+def _check_outputs(model: onnx.ModelProto, names: Sequence[str], location: str) -> None:
+    output_names = {value.name for value in model.graph.output}
+    missing = [name for name in names if name not in output_names]
     if missing:
-        raise UserError(f"the graph has no output {missing[0]!r}", where=where, fix="docs/models.md lists them")
+        raise UserError(f"the graph has no output {missing[0]!r}", where=location, fix="docs/models.md lists them")
 
 
-def _check_tensors(model: onnx.ModelProto, source: Source, where: str) -> None:
+def _check_tensors(model: onnx.ModelProto, source: Source, location: str) -> None:
     """Check that parameters are fp32 inputs of the shape they have in the model."""
-    held = {tensor.name for tensor in model.graph.initializer} & set(source.tensors)
-    if held:
+    stored_names = {tensor.name for tensor in model.graph.initializer} & set(source.tensors)
+    if stored_names:
         raise UserError(
-            f"the graph contains the parameter {min(held)!r} itself", where=where, fix="make it an input of the graph"
+            f"the graph contains the parameter {min(stored_names)!r} itself",
+            where=location,
+            fix="make it an input of the graph",
         )
     for value in model.graph.input:
         if value.name not in source.tensors:
@@ -118,5 +122,5 @@ def _check_tensors(model: onnx.ModelProto, source: Source, where: str) -> None:
         if value.type.tensor_type.elem_type != TensorProto.FLOAT or dims_of(value) != shape:
             raise UserError(
                 f"input {value.name!r} is not fp32 of the shape {list(shape)} that the parameter has in the model",
-                where=where,
+                where=location,
             )

@@ -103,17 +103,17 @@ def drop_copies(graph: onnx.GraphProto) -> None:
     """Take the nodes of kind COPY out of a differentiated graph, in place."""
     outputs = {value.name for value in graph.output}
     names: dict[str, str] = {}
-    kept = []
+    nodes = []
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         if not is_collective(node) or kind_of(node) != Kind.COPY:
-            kept.append(node)
+            nodes.append(node)
         elif node.output[0] in outputs:
-            kept.append(helper.make_node("Identity", node.input, node.output, node.name))
+            nodes.append(helper.make_node("Identity", node.input, node.output, node.name))
         else:
             names[node.output[0]] = node.input[0]
-    if len(kept) < len(graph.node) or any(node.op_type == "Identity" for node in kept):
-        replace(graph.node, kept)
+    if len(nodes) < len(graph.node) or any(node.op_type == "Identity" for node in nodes):
+        replace(graph.node, nodes)
 
 
 def in_order(graph: onnx.GraphProto) -> None:
@@ -130,8 +130,8 @@ def in_order(graph: onnx.GraphProto) -> None:
         token = f"{_TOKEN}.{number}"
         node.output.append(token)
         described.append(helper.make_tensor_value_info(token, TensorProto.FLOAT, []))
-    left = [value for value in graph.value_info if not value.name.startswith(f"{_TOKEN}.")]
-    replace(graph.value_info, [*left, *described])
+    descriptions = [value for value in graph.value_info if not value.name.startswith(f"{_TOKEN}.")]
+    replace(graph.value_info, [*descriptions, *described])
 
 
 def _draw_in_order(graph: onnx.GraphProto) -> None:
@@ -143,7 +143,7 @@ def _draw_in_order(graph: onnx.GraphProto) -> None:
     if not any(is_collective(node) and kind_of(node) in _OF_LAYERS for node in graph.node):
         return
     edit, before = Editor(graph), ""
-    for node in [each for each in graph.node if each.op_type == "Dropout" and each.domain == ""]:
+    for node in [node for node in graph.node if node.op_type == "Dropout" and node.domain == ""]:
         if len(node.input) < 3 or not node.input[1]:
             continue
         if before:

@@ -13,10 +13,10 @@ from ortflow.workflow.graph.ir.element_types import element_types
 
 def on_gpu(model: onnx.ModelProto) -> None:
     """Change the domain of the collectives, in place, and describe what they make."""
-    types, known = element_types(model), set(described(model.graph))
+    types, names = element_types(model), set(described(model.graph))
     for node in filter(is_collective, model.graph.node):
         node.domain = CUDA_DOMAIN
         for name in node.output:
-            if name and name not in known:
+            if name and name not in names:
                 model.graph.value_info.append(helper.make_tensor_value_info(name, types[name], None))
     import_domain(model, CUDA_DOMAIN)

@@ -66,14 +66,14 @@ def bypass(graph: onnx.GraphProto, replaced_by: Callable[[onnx.NodeProto], str])
     `replaced_by` names the value for a node, empty if the node stays. One whose first output the graph gives, or a
     subgraph reads, stays. The nodes must be sorted, and the caller prunes the graph.
     """
-    kept = {value.name for value in graph.output}
+    outputs = {value.name for value in graph.output}
     for node in graph.node:
         for inner in walk.subgraphs(node):
-            kept |= walk.captured(inner)
+            outputs |= walk.captured(inner)
     names: dict[str, str] = {}
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
-        if (value := replaced_by(node)) and node.output[0] not in kept:
+        if (value := replaced_by(node)) and node.output[0] not in outputs:
             names[node.output[0]] = value
     return bool(names)
 
@@ -114,8 +114,8 @@ def described(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
 
 def import_domain(model: onnx.ModelProto, domain: str) -> None:
     """Import version 1 of a domain if a node uses it, in place."""
-    known = {each.domain for each in model.opset_import}
-    if domain not in known and any(node.domain == domain for node in model.graph.node):
+    domains = {opset.domain for opset in model.opset_import}
+    if domain not in domains and any(node.domain == domain for node in model.graph.node):
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
 

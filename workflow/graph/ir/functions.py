@@ -18,13 +18,13 @@ from ortflow.workflow.graph.ir.writer import Fresh
 
 def fresh_names(graph: onnx.GraphProto) -> Fresh:
     """Return a function that makes names which no value of `graph` or its subgraphs has."""
-    taken: set[str] = set()
+    used_names: set[str] = set()
 
     def collect(part: onnx.GraphProto) -> None:
-        taken.update(value.name for value in part.input)
-        taken.update(tensor.name for tensor in part.initializer)
+        used_names.update(value.name for value in part.input)
+        used_names.update(tensor.name for tensor in part.initializer)
         for node in part.node:
-            taken.update(node.output)
+            used_names.update(node.output)
             for attribute in node.attribute:
                 if attribute.HasField("g"):
                     collect(attribute.g)
@@ -32,19 +32,19 @@ def fresh_names(graph: onnx.GraphProto) -> Fresh:
                     collect(inner)
 
     collect(graph)
-    return numbered(taken)
+    return numbered(used_names)
 
 
-def numbered(taken: set[str], last: int = 0) -> Fresh:
-    """Return a function that makes names not in `taken`: the hint, else with the first free number above `last`."""
+def numbered(used_names: set[str], last: int = 0) -> Fresh:
+    """A function that makes names not in `used_names`: the hint, else with the first free number above `last`."""
     counts: dict[str, int] = {}
 
     def fresh(hint: str) -> str:
         name, count = hint, counts.get(hint, last)
-        while name in taken:
+        while name in used_names:
             count += 1
             name = f"{hint}.{count}"
-        taken.add(name)
+        used_names.add(name)
         counts[hint] = count
         return name
 
@@ -62,18 +62,22 @@ def instantiate(
     `defaults` are attributes that the caller may omit (an operator's schema has them); the function's own default
     values take precedence.
     """
-    given = {**(defaults or {}), **{a.name: a for a in function.attribute_proto}, **{a.name: a for a in node.attribute}}
+    attributes = {
+        **(defaults or {}),
+        **{a.name: a for a in function.attribute_proto},
+        **{a.name: a for a in node.attribute},
+    }
     prefix = node.name or next((name for name in node.output if name), node.op_type)
     names = {"": ""}
     for place, formal in enumerate(function.input):
         names[formal] = node.input[place] if place < len(node.input) else ""
     after: list[onnx.NodeProto] = []
-    made = {name for inner in function.node for name in inner.output}
+    produced = {name for inner in function.node for name in inner.output}
     for place, formal in enumerate(function.output):
         actual = node.output[place] if place < len(node.output) else ""
         if not actual:
             continue
-        if formal in made and formal not in names:
+        if formal in produced and formal not in names:
             names[formal] = actual
         else:
             # An input that is passed through, or one value under two output names.
@@ -82,33 +86,33 @@ def instantiate(
         for name in inner.output:
             if name not in names:
                 names[name] = fresh(f"{prefix}/{name}")
-    body = [_renamed(inner, names, given, prefix) for inner in function.node]
+    body = [_renamed(inner, names, attributes, prefix) for inner in function.node]
     return [*body, *after]
 
 
 def _renamed(
-    node: onnx.NodeProto, names: Mapping[str, str], given: Mapping[str, onnx.AttributeProto], prefix: str
+    node: onnx.NodeProto, names: Mapping[str, str], attributes: Mapping[str, onnx.AttributeProto], prefix: str
 ) -> onnx.NodeProto:
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     copy.name = f"{prefix}/{node.name or node.op_type}"
     _rename(copy, names)
-    kept = []
+    values = []
     for attribute in copy.attribute:
         if attribute.ref_attr_name:
-            if attribute.ref_attr_name in given:
+            if attribute.ref_attr_name in attributes:
                 value = onnx.AttributeProto()
-                value.CopyFrom(given[attribute.ref_attr_name])
+                value.CopyFrom(attributes[attribute.ref_attr_name])
                 value.name = attribute.name
-                kept.append(value)
+                values.append(value)
         else:
-            kept.append(attribute)
-    kept = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in kept]
+            values.append(attribute)
+    values = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in values]
     del copy.attribute[:]
-    copy.attribute.extend(kept)
+    copy.attribute.extend(values)
     for attribute in copy.attribute:
         for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
-            inner = [_renamed(n, names, given, prefix) for n in graph.node]
+            inner = [_renamed(n, names, attributes, prefix) for n in graph.node]
             del graph.node[:]
             graph.node.extend(inner)
             for value in graph.output:

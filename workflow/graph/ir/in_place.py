@@ -75,9 +75,11 @@ def _readers_of_memory(buffer: str, nodes: Sequence[onnx.NodeProto], readers: Ma
                 names.append(node.output[0])
 
 
-def _ancestors(start: int, nodes: Sequence[onnx.NodeProto], producers: Mapping[str, int], wanted: set[int]) -> set[int]:
-    """Those of `wanted` on which the node `start` depends."""
-    reached, places, missing = {start}, [start], set(wanted)
+def _ancestors(
+    start: int, nodes: Sequence[onnx.NodeProto], producers: Mapping[str, int], candidates: set[int]
+) -> set[int]:
+    """Those of `candidates` on which the node `start` depends."""
+    reached, places, missing = {start}, [start], set(candidates)
     while places and missing:
         for name in _read_by(nodes[places.pop()]):
             place = producers.get(name)
@@ -85,4 +87,4 @@ def _ancestors(start: int, nodes: Sequence[onnx.NodeProto], producers: Mapping[s
                 reached.add(place)
                 missing.discard(place)
                 places.append(place)
-    return wanted - missing
+    return candidates - missing

@@ -96,8 +96,8 @@ class Known:
         """Size of an axis of a value with known rank, as an element."""
         dims = shapes.named_shape(self._types, name)
         assert dims is not None
-        found = dims[place]
-        return f"{name}[{place}]" if found is None else found
+        size = dims[place]
+        return f"{name}[{place}]" if size is None else size
 
     def add(self, node: onnx.NodeProto) -> np.ndarray | None:
         """Evaluate the node if it has one output; returns what is known of that."""

@@ -32,26 +32,26 @@ def modules_in(form: Path | bytes) -> dict[str, str]:
     except Exception:  # noqa: BLE001 - protobuf's errors are of several types
         return {}
     of_values = _by_value(plain)
-    found = {}
+    modules = {}
     for node in graph.node:
-        made = next((of_values[value] for value in node.output if of_values.get(value)), "")
-        found[node.name] = _scope(node) or made or module_of(node.name)
-    return found
+        producer = next((of_values[value] for value in node.output if of_values.get(value)), "")
+        modules[node.name] = _scope(node) or producer or module_of(node.name)
+    return modules
 
 
 def _by_value(graph: onnx.GraphProto) -> Mapping[str, str]:
     """The module of the node that makes each value; of the gradient of a parameter, the first node that reads it."""
     scopes = {node.name: _scope(node) for node in graph.node if node.name}
     readers: dict[str, str] = {}
-    found = {}
+    modules = {}
     for node in graph.node:
         module = _scope(node) or scopes.get(forward_of(node.name), "") or module_of(node.name)
         for value in node.input:
             readers.setdefault(value, module)
         for value in node.output:
             of_parameter = _OF_VALUE.split(value)[0] if _OF_VALUE.search(value) else ""
-            found[value] = readers.get(of_parameter) or module
-    return found
+            modules[value] = readers.get(of_parameter) or module
+    return modules
 
 
 def forward_of(name: str) -> str:

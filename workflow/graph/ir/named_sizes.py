@@ -22,4 +22,4 @@ def name_sizes(node: onnx.NodeProto, sizes: Sequence[int | str | None]) -> None:
 
 def named_sizes(node: onnx.NodeProto) -> list[int | str | None]:
     """The sizes recorded in a node, or an empty list."""
-    return next((json.loads(each.value) for each in node.metadata_props if each.key == _KEY), [])
+    return next((json.loads(entry.value) for entry in node.metadata_props if entry.key == _KEY), [])

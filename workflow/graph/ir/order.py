@@ -22,8 +22,8 @@ def topological_order(nodes: Sequence[onnx.NodeProto], rank: Callable[[int, int]
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     missing = [{makers[name] for name in walk.inputs(node) if name in makers} for node in nodes]
     followers: dict[int, list[int]] = {}
-    for place, needed in enumerate(missing):
-        for maker in needed:
+    for place, makers_left in enumerate(missing):
+        for maker in makers_left:
             followers.setdefault(maker, []).append(place)
     ready: list[tuple[Any, int]] = []
     count = 0
@@ -33,8 +33,8 @@ def topological_order(nodes: Sequence[onnx.NodeProto], rank: Callable[[int, int]
         heapq.heappush(ready, (rank(place, count), place))
         count += 1
 
-    for place, needed in enumerate(missing):
-        if not needed:
+    for place, makers_left in enumerate(missing):
+        if not makers_left:
             enter(place)
     order: list[int] = []
     while ready:
@@ -75,23 +75,23 @@ def needed_by(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> set[int
 
 def _needed(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> tuple[set[int], set[str]]:
     """The positions of `needed_by`, and the values with all that these nodes read."""
-    wanted, places = set(values), set()
+    names_read, places = set(values), set()
     for place, node in reversed([*enumerate(nodes)]):
-        if not wanted.isdisjoint(node.output):
+        if not names_read.isdisjoint(node.output):
             places.add(place)
-            wanted |= walk.inputs(node)
-    return places, wanted
+            names_read |= walk.inputs(node)
+    return places, names_read
 
 
 def prune(graph: onnx.GraphProto) -> None:
     """Remove the nodes, initializers and descriptions that no output needs; inputs stay. Nodes must be sorted."""
-    needed, wanted = _needed(graph.node, [value.name for value in graph.output])
-    kept = [node for place, node in enumerate(graph.node) if place in needed]
-    made = {name for node in kept for name in node.output} if graph.value_info else set()
+    needed_places, names_read = _needed(graph.node, [value.name for value in graph.output])
+    nodes = [node for place, node in enumerate(graph.node) if place in needed_places]
+    produced = {name for node in nodes for name in node.output} if graph.value_info else set()
     for field, items in (
-        (graph.node, kept),
-        (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in wanted]),
-        (graph.value_info, [value for value in graph.value_info if value.name in made]),
+        (graph.node, nodes),
+        (graph.initializer, [tensor for tensor in graph.initializer if tensor.name in names_read]),
+        (graph.value_info, [value for value in graph.value_info if value.name in produced]),
     ):
         if len(items) < len(field):
             replace(field, items)

@@ -89,15 +89,15 @@ def is_pytorch(path: str) -> bool:
     return _LIBRARY.search(path) is not None
 
 
-def inherit(made: Iterable[onnx.NodeProto], node: onnx.NodeProto) -> None:
+def inherit(new_nodes: Iterable[onnx.NodeProto], node: onnx.NodeProto) -> None:
     """Record the origin of `node` in the nodes that replace it, in place."""
     noted = [prop for prop in node.metadata_props if prop.key in (SCOPES, STACK, CLASSES, LAYER)]
-    for each in made if noted else ():
-        if not each.metadata_props:
-            each.metadata_props.extend(noted)
+    for new_node in new_nodes if noted else ():
+        if not new_node.metadata_props:
+            new_node.metadata_props.extend(noted)
 
 
 def node_of(name: str, nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
     """The node of this name, or the one that a node of this name was derived from: `act` for `act/Mul_1`."""
-    found = [node for node in nodes if node.name and (name == node.name or name.startswith(f"{node.name}/"))]
-    return max(found, key=lambda node: len(node.name), default=None)
+    candidates = [node for node in nodes if node.name and (name == node.name or name.startswith(f"{node.name}/"))]
+    return max(candidates, key=lambda node: len(node.name), default=None)

@@ -53,7 +53,7 @@ class Passes(Generic[State]):
 
     def names(self) -> list[str]:
         """The names of all passes, as a Watch gets them."""
-        return [self.named(one.name) for one in self.passes]
+        return [self.named(graph_pass.name) for graph_pass in self.passes]
 
     def named(self, name: str) -> str:
         """The name of a pass, as a Watch gets it."""
@@ -65,21 +65,21 @@ class Passes(Generic[State]):
         Raises OrtflowError with the name of the pass behind which an output of the graph has no node, or a node waits
         for itself.
         """
-        for one in self.passes:
-            if not one.wanted(state):
+        for graph_pass in self.passes:
+            if not graph_pass.wanted(state):
                 continue
             try:
-                result = one.change(model, state)
+                result = graph_pass.change(model, state)
             except UserError:
                 raise
             except OrtflowError as error:
-                raise _fault(one.name, str(error)) from error
+                raise _fault(graph_pass.name, str(error)) from error
             model = model if result is None else result
             missing = outputs_without_nodes(model.graph) if self.has_weights else []
             if missing:
-                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-                raise _fault(one.name, f"output {missing[0]!r}{more} of the graph has no node that computes it")
-            watch(self.named(one.name), model)
+                rest = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                raise _fault(graph_pass.name, f"output {missing[0]!r}{rest} of the graph has no node that computes it")
+            watch(self.named(graph_pass.name), model)
         return model
 
 
@@ -115,23 +115,23 @@ def outputs_without_nodes(graph: onnx.GraphProto) -> list[str]:
 def without_needs(lists: Sequence[Passes[State]]) -> list[str]:
     """A sentence for each pass whose needs do not run before it, and for each graph that begins behind no pass."""
     faults = []
-    for one in lists:
-        earlier = ancestors(one, lists)
-        if one.behind and one.behind not in earlier:
-            faults.append(f"{one.graph} begins behind {one.behind!r}, which no list has")
+    for passes in lists:
+        earlier = ancestors(passes, lists)
+        if passes.behind and passes.behind not in earlier:
+            faults.append(f"{passes.graph} begins behind {passes.behind!r}, which no list has")
         earlier = [name.rpartition("/")[2] for name in earlier]
-        for change in one.passes:
-            faults += [f"{one.named(change.name)} needs {need}" for need in change.needs if need not in earlier]
+        for change in passes.passes:
+            faults += [f"{passes.named(change.name)} needs {need}" for need in change.needs if need not in earlier]
             earlier.append(change.name)
     return faults
 
 
 def ancestors(graph: Passes[State], lists: Sequence[Passes[State]]) -> list[str]:
     """The passes behind which a graph begins, the first of all first."""
-    for one in lists:
-        if graph.behind and graph.behind in one.names():
-            names = one.names()
-            return [*ancestors(one, lists), *names[: names.index(graph.behind) + 1]]
+    for passes in lists:
+        if graph.behind and graph.behind in passes.names():
+            names = passes.names()
+            return [*ancestors(passes, lists), *names[: names.index(graph.behind) + 1]]
     return []
 
 

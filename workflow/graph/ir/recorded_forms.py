@@ -46,10 +46,10 @@ def separate(model: onnx.ModelProto) -> Forms:
     evaluation = _evaluation(model, [outputs[name] for name in listed]) if listed else None
     apart = {*listed, *(value.name for value in updates.values())}
     make_outputs(graph, [_copy(value) for name, value in outputs.items() if name not in apart])
-    wanted = needed_by(graph.node, [*(set(outputs) - set(listed))])
-    replace(graph.node, [node for place, node in enumerate(graph.node) if place in wanted])
-    made = {name for node in graph.node for name in node.output}
-    replace(graph.value_info, [value for value in graph.value_info if value.name in made])
+    needed_places = needed_by(graph.node, [*(set(outputs) - set(listed))])
+    replace(graph.node, [node for place, node in enumerate(graph.node) if place in needed_places])
+    produced = {name for node in graph.node for name in node.output}
+    replace(graph.value_info, [value for value in graph.value_info if value.name in produced])
     return Forms(evaluation, updates)
 
 
@@ -65,12 +65,12 @@ def _evaluation(model: onnx.ModelProto, outputs: Iterable[onnx.ValueInfoProto]) 
     graph.output.extend(outputs)
     places = needed_by(model.graph.node, [value.name for value in outputs])
     graph.node.extend(node for place, node in enumerate(model.graph.node) if place in places)
-    made = {name for node in graph.node for name in node.output if name}
-    graph.value_info.extend(value for value in model.graph.value_info if value.name in made)
+    produced = {name for node in graph.node for name in node.output if name}
+    graph.value_info.extend(value for value in model.graph.value_info if value.name in produced)
     # A value may have the name of a tensor that only the training form reads.
     fixed = {value.name for value in graph.input} | {tensor.name for tensor in model.graph.initializer}
-    fixed |= made - {name for name in made if name.startswith(IN_EVALUATION)}
-    plain = {name: name.removeprefix(IN_EVALUATION) for name in made if name.startswith(IN_EVALUATION)}
+    fixed |= produced - {name for name in produced if name.startswith(IN_EVALUATION)}
+    plain = {name: name.removeprefix(IN_EVALUATION) for name in produced if name.startswith(IN_EVALUATION)}
     names = {name: short for name, short in plain.items() if short not in fixed}
     for node in graph.node:
         rename_values(node, names)

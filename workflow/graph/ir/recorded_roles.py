@@ -18,7 +18,7 @@ EVALUATION = "ortflow.evaluation"
 
 def recorded(model: onnx.ModelProto) -> dict[str, list[str]]:
     """What `export_for_training` wrote about tensors: property -> names. Raises UserError if it is damaged."""
-    found: dict[str, list[str]] = {}
+    names_by_key: dict[str, list[str]] = {}
     for prop in model.metadata_props:
         if prop.key not in (*PROPERTIES, EVALUATION):
             continue
@@ -28,5 +28,5 @@ def recorded(model: onnx.ModelProto) -> dict[str, list[str]]:
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"the model's property {prop.key!r} is not a list of names", fix="export the model again")
-        found.setdefault(prop.key, []).extend(names)
-    return found
+        names_by_key.setdefault(prop.key, []).extend(names)
+    return names_by_key

@@ -70,10 +70,10 @@ class Replacement(Writer):
         return self.some(operator, [True] * count, *inputs, domain=domain, **attributes)
 
     def some(
-        self, operator: str, wanted: Sequence[bool], *inputs: str, domain: str = "", **attributes: Any
+        self, operator: str, flags: Sequence[bool], *inputs: str, domain: str = "", **attributes: Any
     ) -> list[str]:
         """A node with the outputs that are wanted; their names, empty for one that is left out."""
-        outputs = [self.fresh(operator) if each else "" for each in wanted]
+        outputs = [self.fresh(operator) if flag else "" for flag in flags]
         return self.write(operator, inputs, outputs, domain, **attributes)
 
     def constant(self, value: Any, dtype: Any = "float32") -> str:
@@ -105,26 +105,26 @@ class Replacement(Writer):
         tensor = self.context.tensors.get(self.input(place))
         return None if tensor is None else numpy_helper.to_array(tensor)
 
-    def known_value(self, place: int, what: str) -> np.ndarray:
+    def known_value(self, place: int, noun: str) -> np.ndarray:
         """Value of a constant input. Raises UserError, naming node and input, if it is not constant."""
         value = self.value(place)
         if value is None:
-            raise self.refusal(f"its {what} are not constant")
+            raise self.refusal(f"its {noun} are not constant")
         return value
 
     def rank(self, place: int) -> int:
         """Rank of an input. Raises UserError, naming the node, if it is unknown."""
-        found = shapes.rank(self.context.types, self.input(place))
-        if found is None:
+        rank = shapes.rank(self.context.types, self.input(place))
+        if rank is None:
             raise self.refusal("the rank of its input is not known")
-        return found
+        return rank
 
     def shape(self, place: int) -> list[int | None]:
         """An input's dims, with None for unknown ones. Raises UserError if the rank is unknown."""
         self.rank(place)
-        found = shapes.shape(self.context.types, self.input(place))
-        assert found is not None
-        return found
+        dims = shapes.shape(self.context.types, self.input(place))
+        assert dims is not None
+        return dims
 
     def refusal(self, because: str) -> UserError:
         """The error that says why there is no gradient through this node."""
@@ -150,9 +150,9 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
     """Set an attribute of a node in place; None removes it."""
-    kept = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in node.attribute if a.name != name]
+    attributes = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in node.attribute if a.name != name]
     del node.attribute[:]
-    node.attribute.extend(kept)
+    node.attribute.extend(attributes)
     if value is not None:
         node.attribute.append(helper.make_attribute(name, value))
 

@@ -79,8 +79,8 @@ class Rewriter(Writer):
 
     def are_read_by(self, value: str, nodes: Sequence[onnx.NodeProto]) -> bool:
         """Whether all readers of the value are among `nodes`, and it is not an output of the graph."""
-        known = {id(node) for node in nodes}
-        return value not in self.outputs and all(id(node) in known for node in self._readers.get(value, []))
+        ids = {id(node) for node in nodes}
+        return value not in self.outputs and all(id(node) in ids for node in self._readers.get(value, []))
 
     def readers(self, value: str) -> list[onnx.NodeProto]:
         """The nodes that read the value."""
@@ -88,14 +88,14 @@ class Rewriter(Writer):
 
     def needed_by(self, values: Sequence[str]) -> set[int]:
         """The id of each node that one of the values is computed from."""
-        found: set[int] = set()
+        ids: set[int] = set()
         names = list(values)
         while names:
             node = self._makers.get(names.pop())
-            if node is not None and id(node) not in found:
-                found.add(id(node))
+            if node is not None and id(node) not in ids:
+                ids.add(id(node))
                 names += walk.inputs(node)
-        return found
+        return ids
 
     def dims(self, value: str) -> Dims | None:
         """Shape of a value as far as it is known."""
@@ -116,8 +116,8 @@ class Rewriter(Writer):
 
     def element(self, value: str) -> int:
         """Element type of a value, UNDEFINED if it is not known."""
-        found = self._described.get(value)
-        return int(found.type.tensor_type.elem_type if found is not None else onnx.TensorProto.UNDEFINED)
+        description = self._described.get(value)
+        return int(description.type.tensor_type.elem_type if description is not None else onnx.TensorProto.UNDEFINED)
 
     def number(self, value: str, other: str) -> float | None:
         """The element of a constant with a single element, whose rank does not exceed that of `other`."""
@@ -163,7 +163,7 @@ class Rewriter(Writer):
         """
         if value in self.outputs:
             return
-        for stale in [each for each in self.graph.value_info if each.name == value]:
+        for stale in [description for description in self.graph.value_info if description.name == value]:
             self.graph.value_info.remove(stale)
         described = self.graph.value_info.add()
         described.CopyFrom(self._described[other])

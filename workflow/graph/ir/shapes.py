@@ -48,13 +48,13 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def infer(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> None:
+def infer(model: onnx.ModelProto, descriptions: Sequence[onnx.ValueInfoProto] = ()) -> None:
     """Add to the main graph's values the types and shapes that follow from its inputs, in place.
 
-    What onnx cannot infer stays unknown, for example outputs of ONNX Runtime's own operators, unless it is in `known`.
+    What onnx cannot infer, such as outputs of ONNX Runtime's own operators, stays unknown unless `descriptions` has it.
     Outputs of `ortflow.cuda` nodes keep their descriptions.
     """
-    inferred = _inferred(model, known)
+    inferred = _inferred(model, descriptions)
     del model.graph.value_info[:]
     model.graph.value_info.extend(inferred.graph.value_info)
     declared = {value.name: value for value in inferred.graph.output}
@@ -63,13 +63,15 @@ def infer(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> 
             value.type.CopyFrom(declared[value.name].type)
 
 
-def _inferred(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> onnx.ModelProto:
+def _inferred(model: onnx.ModelProto, descriptions: Sequence[onnx.ValueInfoProto] = ()) -> onnx.ModelProto:
     light = without_weights(model)
-    given = {value.name for value in known}
-    ours = {name for node in light.graph.node if node.domain == CUDA_DOMAIN for name in node.output} - given
-    kept = [value for value in model.graph.value_info if value.name in ours]
+    described_names = {value.name for value in descriptions}
+    outputs_of_kernels = {
+        name for node in light.graph.node if node.domain == CUDA_DOMAIN for name in node.output
+    } - described_names
+    kernel_values = [value for value in model.graph.value_info if value.name in outputs_of_kernels]
     del light.graph.value_info[:]
-    light.graph.value_info.extend([*known, *kept])
+    light.graph.value_info.extend([*descriptions, *kernel_values])
     for node in light.graph.node:
         _stand_in(node)
     try:
@@ -126,9 +128,9 @@ def _stand_in_of_collective(node: onnx.NodeProto) -> None:
 def _is_described(model: onnx.ModelProto) -> bool:
     """Whether every value that a node of the main graph makes has a description with a shape."""
     fields = (model.graph.value_info, model.graph.output)
-    known = {value.name for part in fields for value in part if value.type.tensor_type.HasField("shape")}
+    described_names = {value.name for part in fields for value in part if value.type.tensor_type.HasField("shape")}
     closed = not any(walk.subgraphs(node) for node in model.graph.node)
-    return closed and all(known.issuperset(filter(None, node.output)) for node in model.graph.node)
+    return closed and all(described_names.issuperset(filter(None, node.output)) for node in model.graph.node)
 
 
 def _vectors(model: onnx.ModelProto) -> int:

@@ -43,14 +43,14 @@ def note(node: onnx.NodeProto, scores: str, labels: str, **flags: int) -> None:
 
 def shared(model: onnx.ModelProto) -> None:
     """Replace the losses that `note` has noted, in place."""
-    graph, found = model.graph, False
-    known = described(graph)
+    graph, replaced = model.graph, False
+    descriptions = described(graph)
     for node in list(graph.node):
         noted = next((prop.value for prop in node.metadata_props if prop.key == _KEY), None)
         if noted is None:
             continue
         said = json.loads(noted)
-        dims = dims_of(known[said["scores"]]) if said["scores"] in known else None
+        dims = dims_of(descriptions[said["scores"]]) if said["scores"] in descriptions else None
         if dims is None or len(dims) != 2:
             continue
         loss = node.output[0]
@@ -61,10 +61,10 @@ def shared(model: onnx.ModelProto) -> None:
             )
         )
         graph.value_info.append(helper.make_tensor_value_info(lse, TensorProto.FLOAT, dims[:1]))
-        if loss not in known:
+        if loss not in descriptions:
             graph.value_info.append(helper.make_tensor_value_info(loss, TensorProto.FLOAT, []))
-        found = True
-    if found:
+        replaced = True
+    if replaced:
         import_domain(model, CUDA_DOMAIN)
         prune(graph)
 
@@ -75,9 +75,9 @@ def spread(model: onnx.ModelProto) -> None:
     if not nodes:
         return
     edit = Editor(model.graph)
-    known = described(model.graph)
+    descriptions = described(model.graph)
     for node in nodes:
-        _spread(edit, node, dims_of(known[node.output[1]]))
+        _spread(edit, node, dims_of(descriptions[node.output[1]]))
     replace(model.graph.node, [node for node in model.graph.node if node.op_type != OPERATOR])
     sort_nodes(model.graph)
 
@@ -85,25 +85,25 @@ def spread(model: onnx.ModelProto) -> None:
 def _spread(edit: Editor, node: onnx.NodeProto, rows: tuple[int | str | None, ...] | None) -> None:
     flags, (labels, scores), (loss, lse) = attributes_of(node), node.input, node.output
     channel, parts = int(flags["channel"]), int(flags["parts"])
-    kept = {name: int(flags[name]) for name in LABELS if name in flags}
+    label_flags = {name: int(flags[name]) for name in LABELS if name in flags}
 
     def row(name: str) -> str:
         """A new value of one number for each row."""
-        made = edit.fresh(f"{loss}/{name}")
-        edit.graph.value_info.append(helper.make_tensor_value_info(made, TensorProto.FLOAT, rows))
-        return made
+        value = edit.fresh(f"{loss}/{name}")
+        edit.graph.value_info.append(helper.make_tensor_value_info(value, TensorProto.FLOAT, rows))
+        return value
 
     def reduced(value: str, name: str, kind: Kind = Kind.ALL_REDUCE) -> str:
         return collective(edit, kind, value, channel, parts, row(name))
 
     most, total, picked = edit.write(
-        SHARE, [labels, scores], [row("most"), row("total"), row("picked")], CUDA_DOMAIN, **kept
+        SHARE, [labels, scores], [row("most"), row("total"), row("picked")], CUDA_DOMAIN, **label_flags
     )
     largest = reduced(most, "largest", Kind.ALL_REDUCE_MAX)
-    whole = edit("Mul", total, edit("Exp", edit("Sub", most, largest)))
-    edit("Add", largest, edit("Log", reduced(whole, "sum")), output=lse)
+    scaled_total = edit("Mul", total, edit("Exp", edit("Sub", most, largest)))
+    edit("Add", largest, edit("Log", reduced(scaled_total, "sum")), output=lse)
     losses = edit("Sub", lse, reduced(picked, "score"))
     if "ignore" in flags:
-        counted = edit("Not", edit("Equal", labels, edit.constant(kept["ignore"], "int64")))
+        counted = edit("Not", edit("Equal", labels, edit.constant(label_flags["ignore"], "int64")))
         losses = edit("Where", counted, losses, edit.constant(0.0))
     edit.total(losses, loss)

@@ -80,8 +80,8 @@ def called(node: onnx.NodeProto) -> str:
     place = origin(node)
     if node.name:
         return f"node {quoted(node.name)} ({operator}{'; ' if place else ''}{place})"
-    made = next((name for name in node.output if name), "")
-    return f"the {operator} node that makes {quoted(made)}{f' ({place})' if place else ''}"
+    output = next((name for name in node.output if name), "")
+    return f"the {operator} node that makes {quoted(output)}{f' ({place})' if place else ''}"
 
 
 def quoted(name: str) -> str:
@@ -95,12 +95,12 @@ def _word(text: str) -> str:
 
 def captured(graph: onnx.GraphProto) -> set[str]:
     """Names that a subgraph reads from the graphs around it."""
-    own = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+    inner_names = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
     read: set[str] = {value.name for value in graph.output}
     for node in graph.node:
         read |= inputs(node)
-        own.update(node.output)
-    return read - own
+        inner_names.update(node.output)
+    return read - inner_names
 
 
 def inputs(node: onnx.NodeProto) -> set[str]:
@@ -127,15 +127,15 @@ def _read_by(
     nodes: Iterable[onnx.NodeProto], closed: Callable[[onnx.NodeProto], Iterable[onnx.GraphProto]]
 ) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
     """Of `nodes`, those that read each value; `closed` are a node's subgraphs whose own nodes are not among them."""
-    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in nodes:
         for place, name in enumerate(node.input):
             if name:
-                found.setdefault(name, []).append((node, place))
+                readers.setdefault(name, []).append((node, place))
         for subgraph in closed(node) if node.attribute else ():
             for name in captured(subgraph):
-                found.setdefault(name, []).append((node, -1))
-    return found
+                readers.setdefault(name, []).append((node, -1))
+    return readers
 
 
 def with_branches(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:

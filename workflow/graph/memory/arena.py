@@ -38,12 +38,12 @@ class Arena:
 
     def take(self, size: int) -> int:
         """Allocate memory; returns its address."""
-        wanted = max(1, -(-size // UNIT)) * UNIT
-        place = bisect.bisect_left(self._free, (wanted, -1))
-        piece = self._pieces[self._free[place][1]] if place < len(self._free) else self._extended(wanted)
+        needed_size = max(1, -(-size // UNIT)) * UNIT
+        place = bisect.bisect_left(self._free, (needed_size, -1))
+        piece = self._pieces[self._free[place][1]] if place < len(self._free) else self._extended(needed_size)
         self._hide(piece)
-        if piece.size >= 2 * wanted or piece.size - wanted >= DEAD:
-            self._split(piece, wanted)
+        if piece.size >= 2 * needed_size or piece.size - needed_size >= DEAD:
+            self._split(piece, needed_size)
         return piece.start
 
     def give(self, address: int) -> None:
@@ -76,11 +76,11 @@ class Arena:
         piece.free = False
         del self._free[bisect.bisect_left(self._free, (piece.size, piece.start))]
 
-    def _split(self, piece: _Piece, wanted: int) -> None:
-        rest = _Piece(piece.start + wanted, piece.size - wanted, before=piece, after=piece.after)
+    def _split(self, piece: _Piece, needed_size: int) -> None:
+        rest = _Piece(piece.start + needed_size, piece.size - needed_size, before=piece, after=piece.after)
         if piece.after is not None:
             piece.after.before = rest
-        piece.after, piece.size = rest, wanted
+        piece.after, piece.size = rest, needed_size
         self._pieces[rest.start] = rest
         self._show(rest)
 

@@ -21,8 +21,8 @@ def branches_of(node: onnx.NodeProto, conditions: Mapping[str, bool]) -> Iterato
     if not walk.is_if(node):
         return
     graphs = {attribute.name: attribute.g for attribute in node.attribute if attribute.HasField("g")}
-    known = conditions.get(node.input[0])
-    names = ("then_branch", "else_branch") if known is None else ("then_branch" if known else "else_branch",)
+    condition = conditions.get(node.input[0])
+    names = ("then_branch", "else_branch") if condition is None else ("then_branch" if condition else "else_branch",)
     for name in names:
         if name in graphs:
             yield _renamed(graphs[name], f"{node.output[0]}/{name}/")
@@ -36,11 +36,11 @@ def conditions_of(values: Mapping[str, npt.NDArray[Any]]) -> dict[str, bool]:
 def _renamed(graph: onnx.GraphProto, prefix: str) -> onnx.GraphProto:
     copy = onnx.GraphProto()
     copy.CopyFrom(graph)
-    made = {str(name) for node in copy.node for name in node.output if name}
-    made |= {str(tensor.name) for tensor in copy.initializer}
-    names = {name: prefix + name for name in made}
+    inner_names = {str(name) for node in copy.node for name in node.output if name}
+    inner_names |= {str(tensor.name) for tensor in copy.initializer}
+    names = {name: prefix + name for name in inner_names}
     for node in copy.node:
         rename_values(node, names)
-    for each in (*copy.output, *copy.value_info, *copy.initializer):
-        each.name = names.get(each.name, each.name)
+    for value in (*copy.output, *copy.value_info, *copy.initializer):
+        value.name = names.get(value.name, value.name)
     return copy

@@ -46,7 +46,7 @@ _COMPUTED = frozenset([
 
 
 def concrete(
-    model: onnx.ModelProto, batch: Mapping[str, Sequence[int]], known: Mapping[str, Type] | None = None
+    model: onnx.ModelProto, batch: Mapping[str, Sequence[int]], types: Mapping[str, Type] | None = None
 ) -> dict[str, Type]:
     """Infer types and shapes.
 
@@ -56,7 +56,7 @@ def concrete(
         The graph.
     batch
         Shapes of the inputs that vary.
-    known
+    types
         Shapes of values that the graph shares with another one. Types are the graph's own where it declares them.
 
     Returns
@@ -64,30 +64,30 @@ def concrete(
     dict
         Value name -> (element type, shape).
     """
-    return followed(model, batch, known)[0]
+    return followed(model, batch, types)[0]
 
 
 def followed(
-    model: onnx.ModelProto, batch: Mapping[str, Sequence[int]], known: Mapping[str, Type] | None = None
+    model: onnx.ModelProto, batch: Mapping[str, Sequence[int]], types: Mapping[str, Type] | None = None
 ) -> tuple[dict[str, Type], dict[str, npt.NDArray[Any]]]:
     """As `concrete`, and the values of sizes and of what is computed of them."""
     graph = model.graph
-    reported = _Inference(model, axes_of(graph, batch), known or {})
+    inference = _Inference(model, axes_of(graph, batch), types or {})
     for value in graph.input:
-        reported.describe(value, batch.get(value.name))
-    reported.follow_all(graph)
-    return reported.types, reported.values
+        inference.describe(value, batch.get(value.name))
+    inference.follow_all(graph)
+    return inference.types, inference.values
 
 
 class _Inference:
     """The types, shapes and elements found so far."""
 
-    def __init__(self, model: onnx.ModelProto, axes: Mapping[str, int], known: Mapping[str, Type]) -> None:
+    def __init__(self, model: onnx.ModelProto, axes: Mapping[str, int], types: Mapping[str, Type]) -> None:
         self.types: dict[str, Type] = {}
-        self._known = known
+        self._known = types
         self.values: dict[str, npt.NDArray[Any]] = {}
         self._axes, self._imports, self._version = axes, list(model.opset_import), model.ir_version
-        self._opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+        self._opset = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), 1)
         self._declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
 
     def describe(self, value: onnx.ValueInfoProto, shape: Sequence[int] | None = None) -> None:
@@ -97,12 +97,12 @@ class _Inference:
             if not kind.HasField("shape"):
                 return
             lengths = [
-                each.dim_value if each.HasField("dim_value") else length(each.dim_param, self._axes)
-                for each in kind.shape.dim
+                dim.dim_value if dim.HasField("dim_value") else length(dim.dim_param, self._axes)
+                for dim in kind.shape.dim
             ]
-            if any(one is None for one in lengths):
+            if any(size is None for size in lengths):
                 return
-            shape = [one or 0 for one in lengths]
+            shape = [size or 0 for size in lengths]
         self.types[value.name] = (kind.elem_type, tuple(shape))
 
     def follow_all(self, graph: onnx.GraphProto) -> None:
@@ -116,10 +116,10 @@ class _Inference:
 
     def follow(self, node: onnx.NodeProto) -> None:
         """Add the types of a node's outputs, and their elements if they are sizes."""
-        own = bool(node.domain) and node.domain != "ai.onnx"
+        own_domain = bool(node.domain) and node.domain != "ai.onnx"
         if walk.is_if(node):
             self._branched(node)
-        elif not own:
+        elif not own_domain:
             self._inferred(node)
             self._computed(node)
         for place, name in enumerate(node.output):
@@ -127,18 +127,18 @@ class _Inference:
                 continue
             if name in self._declared:
                 self.describe(self._declared[name])
-            if (name not in self.types and (found := self._shared(name)) is not None) or (
-                own and name not in self.types and (found := self._by_rule(node, place)) is not None
+            if (name not in self.types and (shared_type := self._shared(name)) is not None) or (
+                own_domain and name not in self.types and (shared_type := self._by_rule(node, place)) is not None
             ):
-                self.types[name] = found
+                self.types[name] = shared_type
 
     def _shared(self, name: str) -> Type | None:
         """Type of a value in the other graph. In half precision, the value has another name (`fusion.half`)."""
-        found = self._known.get(name) or self._known.get(name.removesuffix(HALF))
-        if found is None:
+        shared_type = self._known.get(name) or self._known.get(name.removesuffix(HALF))
+        if shared_type is None:
             return None
         declared = self._declared[name].type.tensor_type.elem_type if name in self._declared else 0
-        return declared or (TensorProto.FLOAT16 if name not in self._known else found[0]), found[1]
+        return declared or (TensorProto.FLOAT16 if name not in self._known else shared_type[0]), shared_type[1]
 
     def _branched(self, node: onnx.NodeProto) -> None:
         """Follow the branches of an If. Where they differ and either may be taken, a result has the larger size."""
@@ -147,9 +147,9 @@ class _Inference:
             self._declared.update({value.name: value for value in (*branch.value_info, *branch.output)})
             self.follow_all(branch)
         for name, *results in zip(node.output, *(branch.output for branch in branches), strict=False):
-            found = [self.types[result.name] for result in results if result.name in self.types]
-            if found and len(found) == len(branches):
-                self.types[name] = max(found, key=lambda kind: math.prod(kind[1]) * BYTES.get(kind[0], 0))
+            types = [self.types[result.name] for result in results if result.name in self.types]
+            if types and len(types) == len(branches):
+                self.types[name] = max(types, key=lambda kind: math.prod(kind[1]) * BYTES.get(kind[0], 0))
             if len(branches) == 1 and results[0].name in self.values:
                 self.values[name] = self.values[results[0].name]
 
@@ -161,15 +161,15 @@ class _Inference:
         data = {name: numpy_helper.from_array(self.values[name], name) for name in names if name in self.values}
         try:
             schema = onnx.defs.get_schema(node.op_type, self._opset, "")
-            found = shape_inference.infer_node_outputs(
+            outputs = shape_inference.infer_node_outputs(
                 schema, node, kinds, data, opset_imports=self._imports, ir_version=self._version
             )
         except (shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError, KeyError):
             return
-        for name, kind in found.items():
+        for name, kind in outputs.items():
             tensor = kind.tensor_type
-            if tensor.HasField("shape") and all(each.HasField("dim_value") for each in tensor.shape.dim):
-                self.types[name] = (tensor.elem_type, tuple(each.dim_value for each in tensor.shape.dim))
+            if tensor.HasField("shape") and all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+                self.types[name] = (tensor.elem_type, tuple(dim.dim_value for dim in tensor.shape.dim))
 
     def _computed(self, node: onnx.NodeProto) -> None:
         if node.op_type in ("Shape", "Size"):
@@ -216,23 +216,23 @@ class _Inference:
         return np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
 
     def _by_rule(self, node: onnx.NodeProto, place: int) -> Type | None:
-        given = [self.types.get(name) for name in node.input]
-        if node.op_type == OPERATOR and given and given[0] is not None:
-            return _exchanged(node, given[0]) if place == 0 else (TensorProto.FLOAT, ())
+        input_types = [self.types.get(name) for name in node.input]
+        if node.op_type == OPERATOR and input_types and input_types[0] is not None:
+            return _exchanged(node, input_types[0]) if place == 0 else (TensorProto.FLOAT, ())
         if node.op_type == "Shards" and place == 0:
             return TensorProto.FLOAT, (1,)  # the token that orders the nodes
-        if node.op_type == "CrossEntropy" and place == 1 and len(given) > 1 and given[1] is not None:
-            return given[1][0], given[1][1][:1]  # one sum per row of scores
+        if node.op_type == "CrossEntropy" and place == 1 and len(input_types) > 1 and input_types[1] is not None:
+            return input_types[1][0], input_types[1][1][:1]  # one sum per row of scores
         if node.op_type == "FusedSums" and place == len(node.output) - 1:
-            flags = {each.name: each.i for each in node.attribute if each.type == onnx.AttributeProto.INT}
+            flags = {flag.name: flag.i for flag in node.attribute if flag.type == onnx.AttributeProto.INT}
             summed = self.types.get(node.output[flags["summed"]])
             return _sums(summed[1], flags["lanes"]) if summed is not None else None
-        if node.op_type in _PRODUCTS and place == 0 and len(given) > 1:
-            return _product(node, given[0], given[1])
-        if node.op_type in _ROTARY and given and given[0] is not None:
-            return given[0][0], _rotated(node, given[0][1])
-        like = _LIKE.get(node.op_type, ())
-        return given[like[place]] if place < len(like) and like[place] < len(given) else None
+        if node.op_type in _PRODUCTS and place == 0 and len(input_types) > 1:
+            return _product(node, input_types[0], input_types[1])
+        if node.op_type in _ROTARY and input_types and input_types[0] is not None:
+            return input_types[0][0], _rotated(node, input_types[0][1])
+        template = _LIKE.get(node.op_type, ())
+        return input_types[template[place]] if place < len(template) and template[place] < len(input_types) else None
 
 
 def _sums(shape: Shape, lanes: int) -> Type:
@@ -245,28 +245,30 @@ def _sums(shape: Shape, lanes: int) -> Type:
 
 def _rotated(node: onnx.NodeProto, shape: Shape) -> Shape:
     """Shape of a rotated value: heads and tokens are swapped if it has tokens first."""
-    swaps = any(each.name == "tokens_first" and each.i for each in node.attribute)
+    swaps = any(flag.name == "tokens_first" and flag.i for flag in node.attribute)
     return (shape[0], shape[2], shape[1], *shape[3:]) if swaps else shape
 
 
-def _exchanged(node: onnx.NodeProto, given: Type) -> Type:
+def _exchanged(node: onnx.NodeProto, input_type: Type) -> Type:
     """Type of what a collective makes; gathered and scattered along the first axis."""
     kind, (_, parts) = kind_of(node), channel_of(node)
     if kind == Kind.ALL_GATHER:
-        return given[0], (given[1][0] * parts, *given[1][1:])
-    return (given[0], (given[1][0] // parts, *given[1][1:])) if kind == Kind.REDUCE_SCATTER else given
+        return input_type[0], (input_type[1][0] * parts, *input_type[1][1:])
+    return (
+        (input_type[0], (input_type[1][0] // parts, *input_type[1][1:])) if kind == Kind.REDUCE_SCATTER else input_type
+    )
 
 
-def _product(node: onnx.NodeProto, one: Type | None, other: Type | None) -> Type | None:
+def _product(node: onnx.NodeProto, left_type: Type | None, other: Type | None) -> Type | None:
     """Shape of A times B, each transposed in its last two axes if the node's attributes say so."""
-    if one is None or other is None or min(len(one[1]), len(other[1])) < 2:
+    if left_type is None or other is None or min(len(left_type[1]), len(other[1])) < 2:
         return None
     set_ = {attribute.name: attribute.i for attribute in node.attribute if attribute.type == onnx.AttributeProto.INT}
     a, b = (
         (*shape[:-2], shape[-1], shape[-2]) if set_.get(name) else shape
-        for name, shape in (("transA", one[1]), ("transB", other[1]))
+        for name, shape in (("transA", left_type[1]), ("transB", other[1]))
     )
     try:
-        return one[0], (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+        return left_type[0], (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
     except ValueError:
         return None

@@ -28,7 +28,7 @@ def forms_of(
     plain: onnx.ModelProto,
     model: onnx.ModelProto | None,
     batch: Mapping[str, Sequence[int]],
-    known: Mapping[str, Type] | None = None,
+    types_of_inputs: Mapping[str, Type] | None = None,
 ) -> Forms:
     """Follow both forms.
 
@@ -40,13 +40,13 @@ def forms_of(
         The form that runs; None if it is `plain`.
     batch
         Shapes of the inputs that vary.
-    known
+    types_of_inputs
         Types of values of other graphs, which are returned, too.
     """
     types, values = followed(plain, batch)
-    types = {**(known or {}), **types}
+    types = {**(types_of_inputs or {}), **types}
     if model is None:
         return Forms(plain, plain, types, conditions_of(values))
     # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
-    own, values = followed(model, batch, types)
-    return Forms(plain, model, {**types, **own}, conditions_of(values))
+    types_of_model, values = followed(model, batch, types)
+    return Forms(plain, model, {**types, **types_of_model}, conditions_of(values))

@@ -71,13 +71,13 @@ class Peak:
 
 def axes_of(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
     """Lengths of the graph's free axes by name, from the shapes of inputs."""
-    found = {}
+    lengths = {}
     for value in graph.input:
         dims = value.type.tensor_type.shape.dim
         for dim, size in zip(dims, shapes.get(value.name, ()), strict=False):
             if dim.dim_param:
-                found[str(dim.dim_param)] = int(size)
-    return found
+                lengths[str(dim.dim_param)] = int(size)
+    return lengths
 
 
 def sizes_of(types: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, int]:
@@ -129,7 +129,7 @@ def events(
     graph: onnx.GraphProto,
     sizes: Mapping[str, int],
     bound: Collection[str],
-    kept: Collection[str] = (),
+    persistent: Collection[str] = (),
     conditions: Mapping[str, bool] = NO_CONDITIONS,
 ) -> Iterator[Event]:
     """Each allocation and release while the nodes run in order.
@@ -142,13 +142,13 @@ def events(
         Bytes of each value; others count as 0.
     bound
         Values with memory of their own, which are left out.
-    kept
+    persistent
         Outputs that are allocated and not freed.
     conditions
         Of each If, where they are known. Of others the branch counts that needs more.
     """
-    own = {*bound, *kept}
-    home = _homes(graph, sizes, own)
+    pinned = {*bound, *persistent}
+    home = _homes(graph, sizes, pinned)
     last = _last_reads(graph, home)
     alive: set[str] = set()
     for place, node in enumerate(graph.node):
@@ -163,7 +163,7 @@ def events(
                 yield Event(name, sizes.get(name, 0), label)
         touched = {home.get(name, name): None for name in (*walk.inputs(node), *filter(None, node.output))}
         for name in touched:
-            if name in alive and name not in kept and last.get(name, -1) <= place:
+            if name in alive and name not in persistent and last.get(name, -1) <= place:
                 alive.remove(name)
                 yield Event(name, sizes.get(name, 0), label, freed=True)
 
@@ -175,8 +175,8 @@ def _of_branches(
 
     Its results are allocated where the branch computes them, under the names that the If gives them.
     """
-    found = [_of_branch(node, branch, sizes, bound, conditions) for branch in branches_of(node, conditions)]
-    return max(found, key=_most, default=[])
+    branches = [_of_branch(node, branch, sizes, bound, conditions) for branch in branches_of(node, conditions)]
+    return max(branches, key=_most, default=[])
 
 
 def _of_branch(
@@ -186,17 +186,19 @@ def _of_branch(
     bound: Collection[str],
     conditions: Mapping[str, bool],
 ) -> list[Event]:
-    made = {str(name) for each in branch.node for name in each.output}
-    results = {value.name: name for value, name in zip(branch.output, node.output, strict=False) if value.name in made}
-    for each in branch.node:
-        rename_values(each, results)
+    inner_names = {str(name) for inner in branch.node for name in inner.output}
+    results = {
+        value.name: name for value, name in zip(branch.output, node.output, strict=False) if value.name in inner_names
+    }
+    for inner in branch.node:
+        rename_values(inner, results)
     outputs = {name for name in results.values() if name not in bound}
     return list(events(branch, sizes, bound, outputs, conditions))
 
 
-def _most(found: Sequence[Event]) -> int:
+def _most(branch_events: Sequence[Event]) -> int:
     """The most bytes that are alive at once."""
-    return max(accumulate(-event.size if event.freed else event.size for event in found), default=0)
+    return max(accumulate(-event.size if event.freed else event.size for event in branch_events), default=0)
 
 
 def peak_of(
@@ -242,7 +244,7 @@ def _made(nodes: Iterable[onnx.NodeProto], conditions: Mapping[str, bool]) -> It
 
 def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> dict[str, str]:
     """Value -> the value whose memory it uses: itself, the one it is a view of, or the one it overwrites."""
-    given = {str(value.name) for value in (*graph.input, *graph.initializer)} | walk.captured(graph)
+    sources = {str(value.name) for value in (*graph.input, *graph.initializer)} | walk.captured(graph)
     last = _last_reads(graph, {})
     home: dict[str, str] = {}
     final: dict[str, int] = {}
@@ -263,7 +265,7 @@ def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[s
         if node.op_type in VIEWS and not node.domain:
             source = str(node.input[0])
         elif candidates := _written_over(node):
-            free = (
+            reusable = (
                 name
                 for name in candidates
                 if name in home
@@ -271,11 +273,11 @@ def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[s
                 and final.get(home[name]) == place
                 and sizes.get(home[name]) == sizes.get(first)
             )
-            source = next(free, None)
+            source = next(reusable, None)
         if source is None:
             continue
         shared = home.get(source, source)
-        if shared in given or shared in bound or shared in home:
+        if shared in sources or shared in bound or shared in home:
             home[first] = shared
             final[shared] = max(final.get(shared, place), final[first])
     return home
@@ -291,12 +293,12 @@ def _written_over(node: onnx.NodeProto) -> list[str]:
 
 def _last_reads(graph: onnx.GraphProto, home: Mapping[str, str]) -> dict[str, int]:
     """Value, or its home if it has one -> position of its last reader, or of its producer if there is none."""
-    found: dict[str, int] = {}
+    last_reads: dict[str, int] = {}
     for place, node in enumerate(graph.node):
         for name in filter(None, node.output):
-            found.setdefault(home.get(name, name), place)
+            last_reads.setdefault(home.get(name, name), place)
         if node.op_type in EARLY and not node.domain:
             continue
         for name in walk.inputs(node):
-            found[home.get(name, name)] = place
-    return found
+            last_reads[home.get(name, name)] = place
+    return last_reads

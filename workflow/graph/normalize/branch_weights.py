@@ -26,34 +26,34 @@ def weights_of_branches_to_initializers(model: onnx.ModelProto) -> None:
     graph = model.graph
     if not any(any(walk.subgraphs(node)) for node in graph.node):
         return
-    made = Counter(name for node in walk.nodes(graph.node) for name in node.output)
-    for each in walk.all_graphs(model):
-        made.update(value.name for value in (*each.input, *each.initializer))
-    _move(graph.node, graph, made, fresh_names(graph))
+    producers = Counter(name for node in walk.nodes(graph.node) for name in node.output)
+    for any_graph in walk.all_graphs(model):
+        producers.update(value.name for value in (*any_graph.input, *any_graph.initializer))
+    _move(graph.node, graph, producers, fresh_names(graph))
 
 
-def _move(nodes: Iterable[onnx.NodeProto], main: onnx.GraphProto, made: Counter[str], fresh: Fresh) -> None:
+def _move(nodes: Iterable[onnx.NodeProto], main: onnx.GraphProto, producers: Counter[str], fresh: Fresh) -> None:
     for node in nodes:
         for branch in walk.subgraphs(node):
             outputs = {value.name for value in branch.output}
             names: dict[str, str] = {}
             for tensor in _weights(branch, outputs):
                 old = tensor.name
-                names[old] = old if made[old] == 1 else fresh(old)
+                names[old] = old if producers[old] == 1 else fresh(old)
                 main.initializer.append(tensor)
                 main.initializer[-1].name = names[old]
             replace(branch.initializer, [tensor for tensor in branch.initializer if tensor.name not in names])
-            replace(branch.node, [each for each in branch.node if names.keys().isdisjoint(each.output)])
-            for each in branch.node:
-                rename_values(each, names)
-            _move(branch.node, main, made, fresh)
+            replace(branch.node, [inner for inner in branch.node if names.keys().isdisjoint(inner.output)])
+            for inner in branch.node:
+                rename_values(inner, names)
+            _move(branch.node, main, producers, fresh)
 
 
 def _weights(branch: onnx.GraphProto, outputs: set[str]) -> list[onnx.TensorProto]:
     """Tensors under the names of their values; a branch's own output stays in it."""
-    found = [*branch.initializer, *filter(None, map(constant_of, branch.node))]
+    tensors = [*branch.initializer, *filter(None, map(constant_of, branch.node))]
     return [
         tensor
-        for tensor in found
+        for tensor in tensors
         if tensor.data_type == TensorProto.FLOAT and tensor.dims and tensor.name not in outputs
     ]

@@ -14,12 +14,12 @@ from ortflow.workflow.graph.ir.known import Known
 from ortflow.workflow.graph.ir.writer import Fresh
 
 
-def chosen_branch(node: onnx.NodeProto, known: Known, fresh: Fresh) -> list[onnx.NodeProto] | None:
+def chosen_branch(node: onnx.NodeProto, known_values: Known, fresh: Fresh) -> list[onnx.NodeProto] | None:
     """The nodes of the branch that an If takes; None if that depends on the batch."""
     if not walk.is_if(node):
         return None
-    condition = known.numbers(node.input[0])
-    if condition is None or node.input[0] in known.inexact:
+    condition = known_values.numbers(node.input[0])
+    if condition is None or node.input[0] in known_values.inexact:
         return None
     name = "then_branch" if condition.reshape(-1)[0] else "else_branch"
     branch = next(attribute.g for attribute in node.attribute if attribute.name == name)

@@ -11,25 +11,25 @@ from ortflow.workflow.graph.ir.edit import constants_of
 def dropout_notes(graph: onnx.GraphProto) -> list[str]:
     """Lines that say how many dropouts there are and who draws their masks in training."""
     constants = constants_of(graph)
-    own, others = 0, list[onnx.NodeProto]()
+    total, drawn = 0, list[onnx.NodeProto]()
     for node in graph.node:
         if node.op_type != "Dropout" or node.domain:
             continue
         ratio = node.input[1] if len(node.input) > 1 else ""
         if ratio and ratio not in constants:
-            others.append(node)
+            drawn.append(node)
         elif not ratio or float(constants[ratio].reshape(-1)[0]) > 0:
-            own += 1
+            total += 1
     notes = []
-    if own:
+    if total:
         notes.append(
-            f"{own} Dropout node{'s' if own > 1 else ''}: with ortflow's kernels both passes compute the masks from "
-            "seed, node and element"
+            f"{total} Dropout node{'s' if total > 1 else ''}: with ortflow's kernels both passes compute the masks "
+            "from seed, node and element"
         )
-    if others:
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+    if drawn:
+        rest = f" and {len(drawn) - 1} more" if len(drawn) > 1 else ""
         notes.append(
-            f"the masks of {walk.called(others[0])}{more} are drawn by ONNX Runtime, because the ratio varies; on GPUs "
+            f"the masks of {walk.called(drawn[0])}{rest} are drawn by ONNX Runtime, because the ratio varies; on GPUs "
             "steps are not captured"
         )
     return notes

@@ -29,24 +29,24 @@ def fold_integers(model: onnx.ModelProto) -> None:
     fresh = fresh_names(graph)
     for _ in range(_ROUNDS):
         types = shapes.value_types(model)
-        known = Known(graph, types)
+        constants = Known(graph, types)
         scales = {name for node in graph.node if node.op_type == "Resize" for name in node.input[1:] if name}
         outputs = {value.name for value in graph.output}
-        made: list[onnx.TensorProto] = []
-        kept: list[onnx.NodeProto] = []
+        tensors: list[onnx.TensorProto] = []
+        nodes: list[onnx.NodeProto] = []
         changed = False
         for node in graph.node:
-            value = known.add(node)
+            value = constants.add(node)
             if value is not None and value.dtype != object and node.output[0] not in outputs:
                 name = node.output[0]
-                if name in scales or (is_whole(value) and name not in known.inexact):
-                    made.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
+                if name in scales or (is_whole(value) and name not in constants.inexact):
+                    tensors.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
                     continue
-            replacement = by_axes(node, known, types, fresh) or chosen_branch(node, known, fresh)
+            replacement = by_axes(node, constants, types, fresh) or chosen_branch(node, constants, fresh)
             changed = changed or replacement is not None
-            kept += replacement or [node]
-        if not made and not changed:
+            nodes += replacement or [node]
+        if not tensors and not changed:
             return
-        replace(graph.node, kept)
-        graph.initializer.extend(made)
+        replace(graph.node, nodes)
+        graph.initializer.extend(tensors)
         tidy.constants_to_initializers(model)

@@ -34,11 +34,11 @@ def avoid_wrong_forms(model: onnx.ModelProto) -> None:
     if not any(node.op_type in ("Conv", "Log", "MatMul", "MaxPool", "Pad") for node in model.graph.node):
         return
     context = context_of(model)
-    written = {node.name: matrix_by_vector(node, context) for node in _of(model, "MatMul")}
-    written |= {node.name: dilated_pads(node, context) for node in (*_of(model, "Conv"), *_of(model, "MaxPool"))}
-    written |= _pads_before_pooling(model, context)
-    written |= exact_logarithms(model.graph, context)
-    _replace(model, written)
+    replacements = {node.name: matrix_by_vector(node, context) for node in _of(model, "MatMul")}
+    replacements |= {node.name: dilated_pads(node, context) for node in (*_of(model, "Conv"), *_of(model, "MaxPool"))}
+    replacements |= _pads_before_pooling(model, context)
+    replacements |= exact_logarithms(model.graph, context)
+    _replace(model, replacements)
 
 
 def _pads_before_pooling(model: onnx.ModelProto, context: Context) -> dict[str, list[onnx.NodeProto] | None]:
@@ -55,7 +55,7 @@ def _pads_before_pooling(model: onnx.ModelProto, context: Context) -> dict[str, 
             for node, _ in readers.get(value, [])
         )
 
-    written: dict[str, list[onnx.NodeProto] | None] = {}
+    replacements: dict[str, list[onnx.NodeProto] | None] = {}
     for node in _of(model, "Pad"):
         w = Replacement(node, context)
         value = w.value(2) if w.input(2) else np.zeros((), np.float32)
@@ -70,8 +70,8 @@ def _pads_before_pooling(model: onnx.ModelProto, context: Context) -> dict[str, 
         copy = copy_of(node)
         copy.input.extend([""] * (3 - len(copy.input)))
         copy.input[2] = w.constant(-0.0)
-        written[node.name] = [*w.nodes, copy]
-    return written
+        replacements[node.name] = [*w.nodes, copy]
+    return replacements
 
 
 def avoid_wrong_normalizations(model: onnx.ModelProto) -> None:
@@ -83,7 +83,7 @@ def avoid_wrong_normalizations(model: onnx.ModelProto) -> None:
     # Types were found when the model was prepared; an inference graph does not contain its weights.
     types = {name: value.type for name, value in described(model.graph).items()}
     context = Context(fresh_names(model.graph), types)
-    written: dict[str, list[onnx.NodeProto] | None] = {}
+    replacements: dict[str, list[onnx.NodeProto] | None] = {}
     for node in _of(model, "BatchNormalization"):
         maker = before = producers.get(node.input[0])
         while maker is not None and maker.op_type in _REARRANGED:
@@ -99,19 +99,19 @@ def avoid_wrong_normalizations(model: onnx.ModelProto) -> None:
         deviation = w("Sqrt", w("Add", variance, w.constant(w.attribute("epsilon", 1e-5))))
         shape = w.ints(-1, *[1] * (rank - 2))
         mean, factor, bias = (w("Reshape", value, shape) for value in (mean, w("Div", scale, deviation), bias))
-        written[node.name] = w.done(w("Add", w("Mul", w("Sub", x, mean), factor), bias))
-    _replace(model, written)
+        replacements[node.name] = w.done(w("Add", w("Mul", w("Sub", x, mean), factor), bias))
+    _replace(model, replacements)
 
 
 def _of(model: onnx.ModelProto, op_type: str) -> list[onnx.NodeProto]:
     return [node for node in model.graph.node if node.op_type == op_type and node.domain == ""]
 
 
-def _replace(model: onnx.ModelProto, written: dict[str, list[onnx.NodeProto] | None]) -> None:
+def _replace(model: onnx.ModelProto, replacements: dict[str, list[onnx.NodeProto] | None]) -> None:
     """Replace nodes, by name, with the nodes written for them."""
-    if not any(written.values()):
+    if not any(replacements.values()):
         return
-    nodes = [new for node in model.graph.node for new in written.get(node.name) or [node]]
+    nodes = [new for node in model.graph.node for new in replacements.get(node.name) or [node]]
     replace(model.graph.node, nodes)
     tidy.constants_to_initializers(model)
     tidy.name_nodes(model)

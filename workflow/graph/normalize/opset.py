@@ -57,17 +57,19 @@ def opset_of(model: onnx.ModelProto) -> int:
     return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
 
-def raise_old_opset(model: onnx.ModelProto, version: int, where: str) -> None:
+def raise_old_opset(model: onnx.ModelProto, version: int, location: str) -> None:
     """Convert a model of an older opset to `version` by onnx's converter, in place. Functions must be inlined."""
     light = without_weights(model)
     try:
         converted = version_converter.convert_version(light, version)
     except (version_converter.ConvertError, shape_inference.InferenceError, RuntimeError, ValueError):
         raise UserError(
-            f"the model is of opset {opset_of(model)}, which onnx cannot convert to {version}", where=where, fix=_AGAIN
+            f"the model is of opset {opset_of(model)}, which onnx cannot convert to {version}",
+            where=location,
+            fix=_AGAIN,
         ) from None
-    kept = {tensor.name for tensor in light.graph.initializer}
-    large = [tensor for tensor in model.graph.initializer if tensor.name not in kept]
+    light_names = {tensor.name for tensor in light.graph.initializer}
+    large = [tensor for tensor in model.graph.initializer if tensor.name not in light_names]
     large = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in large]
     replace(model.graph.node, list(converted.graph.node))
     del model.graph.initializer[:]
@@ -76,7 +78,7 @@ def raise_old_opset(model: onnx.ModelProto, version: int, where: str) -> None:
     model.opset_import.extend(converted.opset_import)
 
 
-def to_opset_18(model: onnx.ModelProto, where: str) -> list[str]:
+def to_opset_18(model: onnx.ModelProto, location: str) -> list[str]:
     """Convert the model to opset 18, in place; returns log lines. Functions must be inlined before.
 
     Raises UserError naming the node that has no form in opset 18.
@@ -84,27 +86,27 @@ def to_opset_18(model: onnx.ModelProto, where: str) -> list[str]:
     version = opset_of(model)
     if version > defs.onnx_opset_version():
         raise UserError(
-            f"the model is of opset {version}, which the installed onnx does not support", where=where, fix=_AGAIN
+            f"the model is of opset {version}, which the installed onnx does not support", where=location, fix=_AGAIN
         )
     notes = [] if version == OPSET else [f"opset {version} converted to {OPSET}"]
     if version != OPSET:
-        _rewrite(model.graph, version, context_of(model), where)
+        _rewrite(model.graph, version, context_of(model), location)
     versions = {"": OPSET, MICROSOFT: 1}
     versions |= {imported.domain: imported.version for imported in model.opset_import if imported.domain == CLASSICAL}
     del model.opset_import[:]
-    model.opset_import.extend(helper.make_opsetid(*each) for each in versions.items())
+    model.opset_import.extend(helper.make_opsetid(*opset) for opset in versions.items())
     return notes
 
 
-def _rewrite(graph: onnx.GraphProto, version: int, context: Context, where: str) -> None:
+def _rewrite(graph: onnx.GraphProto, version: int, context: Context, location: str) -> None:
     for node in graph.node:
         for subgraph in walk.subgraphs(node):
-            _rewrite(subgraph, version, context, where)
-    replace(graph.node, list(at_opset_18(graph.node, version, context, where)))
+            _rewrite(subgraph, version, context, location)
+    replace(graph.node, list(at_opset_18(graph.node, version, context, location)))
 
 
 def at_opset_18(
-    nodes: Iterable[onnx.NodeProto], version: int, context: Context, where: str
+    nodes: Iterable[onnx.NodeProto], version: int, context: Context, location: str
 ) -> Iterable[onnx.NodeProto]:
     """Convert `nodes` from opset `version` to opset 18; changes them in place where that suffices."""
     for node in nodes:
@@ -119,22 +121,22 @@ def at_opset_18(
                 yield from WRITTEN_OUT[node.op_type](node, context)
             except MISFITS:
                 raise UserError(
-                    f"{walk.called(node)} has attributes that do not match its inputs", where=where
+                    f"{walk.called(node)} has attributes that do not match its inputs", where=location
                 ) from None
         else:
             try:
-                found = schema_function(node, version, context.types)
+                definition = schema_function(node, version, context.types)
             except MISFITS:
-                found = None
-            if found is None:
+                definition = None
+            if definition is None:
                 raise UserError(
                     f"{walk.called(node)}, of opset {version}, has no equivalent in opset {OPSET}",
-                    where=where,
+                    where=location,
                     fix=_AGAIN,
                 )
-            function, body_version, defaults = found
+            function, body_version, defaults = definition
             body = instantiate(function, node, context.fresh, defaults)
-            yield from at_opset_18(body, body_version, context, where)
+            yield from at_opset_18(body, body_version, context, location)
 
 
 def _raised(node: onnx.NodeProto, fresh: Fresh) -> list[onnx.NodeProto]:
@@ -162,19 +164,22 @@ def _lowered(node: onnx.NodeProto, version: int) -> bool:
     """Whether a node of an opset above 18 is valid in opset 18 after small changes, which are made in place."""
     newer = defs.get_schema(node.op_type, version, "") if defs.has(node.op_type, "") else None
     try:
-        ours = defs.get_schema(node.op_type, OPSET, "")
+        target_schema = defs.get_schema(node.op_type, OPSET, "")
     except defs.SchemaError:
         return False
-    if newer is None or newer.since_version == ours.since_version:
+    if newer is None or newer.since_version == target_schema.since_version:
         return newer is not None
-    if newer.since_version >= _OTHER_MEANING.get(node.op_type, version + 1) or len(node.input) > ours.max_input:
+    if (
+        newer.since_version >= _OTHER_MEANING.get(node.op_type, version + 1)
+        or len(node.input) > target_schema.max_input
+    ):
         return False
     for attribute in list(node.attribute):
         value: Any = helper.get_attribute_value(attribute)
         key = (node.op_type, attribute.name)
         if value in _NEW_VALUES.get(key, []):
             return False
-        if attribute.name not in ours.attributes:
+        if attribute.name not in target_schema.attributes:
             if not _has_no_effect(newer, attribute.name, value):
                 return False
             _pop(node, attribute.name)

@@ -24,14 +24,14 @@ def to_single(model: onnx.ModelProto) -> list[str]:
 
     Returns log lines. Values beyond the range of fp32 (a double mask of -1.8e308) become its largest.
     """
-    found = {_OTHER[t.data_type] for t in model.graph.initializer if t.data_type in _OTHER and len(t.dims) > 0}
+    kinds = {_OTHER[t.data_type] for t in model.graph.initializer if t.data_type in _OTHER and len(t.dims) > 0}
     for value in (*model.graph.input, *model.graph.output):
-        found |= (
+        kinds |= (
             {_OTHER[value.type.tensor_type.elem_type]} & set(_OTHER.values())
             if (value.type.tensor_type.elem_type in _OTHER)
             else set()
         )
-    if not found:
+    if not kinds:
         return []
     for _, tensor in walk.all_tensors(model):
         if tensor.data_type in _OTHER:
@@ -44,7 +44,7 @@ def to_single(model: onnx.ModelProto) -> list[str]:
         for attribute in node.attribute:
             if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _OTHER:
                 attribute.i = TensorProto.FLOAT
-    return [f"{' and '.join(sorted(found))} converted to fp32: weights, inputs, outputs and all other values"]
+    return [f"{' and '.join(sorted(kinds))} converted to fp32: weights, inputs, outputs and all other values"]
 
 
 def single(tensor: onnx.TensorProto) -> onnx.TensorProto:

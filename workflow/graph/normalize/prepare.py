@@ -30,11 +30,11 @@ OLDEST_OPSET = 13
 """The oldest opset that `opset` converts itself; onnx's converter handles older ones."""
 
 
-def _oldest_version(model: onnx.ModelProto, where: str) -> list[str]:
+def _oldest_version(model: onnx.ModelProto, location: str) -> list[str]:
     opset = opset_of(model)
     if opset >= OLDEST_OPSET:
         return []
-    raise_old_opset(model, OLDEST_OPSET, where)
+    raise_old_opset(model, OLDEST_OPSET, location)
     return [f"opset {opset} converted to {OLDEST_OPSET} by onnx's converter"]
 
 
@@ -95,7 +95,7 @@ PASSES: Passes[Preparation] = Passes(
 
 
 def prepare(
-    model: onnx.ModelProto, where: str = "model", *, in_place: bool = False, watch: Watch = unwatched
+    model: onnx.ModelProto, location: str = "model", *, in_place: bool = False, watch: Watch = unwatched
 ) -> tuple[onnx.ModelProto, list[str]]:
     """Return a copy of `model`, or itself, in the normal form, and log lines about the changes.
 
@@ -104,7 +104,7 @@ def prepare(
     initializers, every node named, shapes inferred. Inputs and outputs keep their names. Raises UserError if a node has
     no form in opset 18.
     """
-    copy, state = model if in_place else copied(model), Preparation(where)
+    copy, state = model if in_place else copied(model), Preparation(location)
     if copy.ir_version > IR_VERSION:
         state.notes.append(f"IR version {copy.ir_version} converted to {IR_VERSION}")
     copy.ir_version = IR_VERSION

@@ -36,11 +36,11 @@ def seed_random_operators(model: onnx.ModelProto) -> bool:
 
     Raises UserError for a random operator in a Scan, whose iterations have no number.
     """
-    found = any(_is_random(node) for node in walk.all_nodes(model))
-    if found:
+    is_random = any(_is_random(node) for node in walk.all_nodes(model))
+    if is_random:
         _seed(model.graph, Context(fresh_names(model.graph), {}), [])
         model.graph.input.append(helper.make_tensor_value_info(SEED, TensorProto.INT64, [1]))
-    return found
+    return is_random
 
 
 def _is_random(node: onnx.NodeProto) -> bool:
@@ -52,7 +52,7 @@ def _seed(graph: onnx.GraphProto, context: Context, iterations: Sequence[str]) -
     for node in graph.node:
         for inner in walk.subgraphs(node):
             within = [*iterations, inner.input[0].name] if node.op_type == "Loop" else iterations
-            if node.op_type == "Scan" and any(_is_random(each) for each in walk.nodes(inner.node)):
+            if node.op_type == "Scan" and any(_is_random(inner_node) for inner_node in walk.nodes(inner.node)):
                 raise UserError(f"{walk.called(node)} draws random numbers that no seed can reproduce", fix="use Loop")
             _seed(inner, context, within)
         nodes += _written(node, context, iterations) if _is_random(node) else [node]
@@ -146,8 +146,8 @@ def _multinomial(w: Replacement, draw: _Draw) -> str:
     above = w("CumSum", w("Softmax", logits, axis=-1), w.constant(1, np.int64))
     drawn = draw.uniform(w("Concat", w("Shape", logits, start=0, end=1), samples, axis=0))
     # Rounding may leave the last sum a little below 1, so the numbers are scaled by it.
-    whole = w("Slice", above, w.ints(-1), w.ints(np.iinfo(np.int64).max), w.ints(1))
-    passed = w("LessOrEqual", w("Unsqueeze", above, w.ints(1)), w("Unsqueeze", w("Mul", drawn, whole), w.ints(2)))
+    totals = w("Slice", above, w.ints(-1), w.ints(np.iinfo(np.int64).max), w.ints(1))
+    passed = w("LessOrEqual", w("Unsqueeze", above, w.ints(1)), w("Unsqueeze", w("Mul", drawn, totals), w.ints(2)))
     places = w("ReduceSum", w("Cast", passed, to=TensorProto.INT64), w.ints(2), keepdims=0)
     return w("Cast", places, to=w.attribute("dtype", TensorProto.INT32))
 

@@ -32,13 +32,13 @@ def exact_logarithms(graph: onnx.GraphProto, context: Context) -> Written:
     if not any(node.op_type == "Log" and not node.domain for node in graph.node):
         return {}
     makers = walk.producers(graph)
-    written: Written = {}
+    replacements: Written = {}
     for node in graph.node:
         if node.op_type == "Log" and not node.domain:
             w = Replacement(node, context)
             if x := _sigmoid_input(w, makers):
-                written[node.name] = w.done(_logarithm(w, x))
-    readers = {name: [node for node, _ in found] for name, found in walk.consumers(graph).items()}
+                replacements[node.name] = w.done(_logarithm(w, x))
+    readers = {name: [node for node, _ in uses] for name, uses in walk.consumers(graph).items()}
     for node in graph.node:
         if node.op_type == "Sigmoid" and not node.domain:
             w = Replacement(node, context)
@@ -46,14 +46,14 @@ def exact_logarithms(graph: onnx.GraphProto, context: Context) -> Written:
             to_log = [
                 r
                 for r in readers.get(w.output(0), [])
-                if r.name not in written and _reaches(r, readers, written, reached)
+                if r.name not in replacements and _reaches(r, readers, replacements, reached)
             ]
             if to_log:
                 exact = w("Exp", _logarithm(w, w.input(0)))
-                written[node.name] = [copy_of(node), *w.nodes]
+                replacements[node.name] = [copy_of(node), *w.nodes]
                 for reader in to_log:
                     reader.input[:] = [exact if name == w.output(0) else name for name in reader.input]
-    return written
+    return replacements
 
 
 def _sigmoid_input(w: Replacement, makers: Mapping[str, onnx.NodeProto]) -> str:
@@ -67,9 +67,9 @@ def _sigmoid_input(w: Replacement, makers: Mapping[str, onnx.NodeProto]) -> str:
     if maker.op_type == "Sub" and _is_one(w, maker.input[0]):
         sigmoid = makers.get(maker.input[1])
     elif maker.op_type == "Add":
-        for one, other in (maker.input, reversed(maker.input)):
+        for operand, other in (maker.input, reversed(maker.input)):
             negated = makers.get(other)
-            if _is_one(w, one) and negated is not None and negated.op_type == "Neg":
+            if _is_one(w, operand) and negated is not None and negated.op_type == "Neg":
                 sigmoid = makers.get(negated.input[0])
     return str(w("Neg", sigmoid.input[0])) if sigmoid is not None and sigmoid.op_type == "Sigmoid" else ""
 
@@ -90,14 +90,16 @@ def _logarithm(w: Replacement, x: str) -> str:
 def _reaches(
     node: onnx.NodeProto,
     readers: Mapping[str, list[onnx.NodeProto]],
-    written: Written,
+    replacements: Written,
     reached: dict[str, bool],
 ) -> bool:
     """Whether a value that this node reads comes to a logarithm that is not yet exact."""
     if node.op_type == "Log" and not node.domain:
-        return node.name not in written
+        return node.name not in replacements
     if node.op_type not in _PASSING or node.domain:
         return False
     if node.name not in reached:
-        reached[node.name] = any(_reaches(each, readers, written, reached) for each in readers.get(node.output[0], []))
+        reached[node.name] = any(
+            _reaches(reader, readers, replacements, reached) for reader in readers.get(node.output[0], [])
+        )
     return reached[node.name]

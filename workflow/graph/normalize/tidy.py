@@ -35,14 +35,14 @@ def forget_negative_sizes(model: onnx.ModelProto) -> None:
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:
     """Convert the main graph's Constant nodes to initializers with the same names, in place."""
-    kept = []
+    nodes_left = []
     for node in model.graph.node:
         tensor = constant_of(node)
         if tensor is None:
-            kept.append(node)
+            nodes_left.append(node)
         else:
             model.graph.initializer.append(tensor)
-    replace(model.graph.node, kept)
+    replace(model.graph.node, nodes_left)
 
 
 def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -90,9 +90,9 @@ def pad_before_pooling(model: onnx.ModelProto) -> None:
             pads = attributes.pop("pads", [])
             if any(pads):
                 half = len(pads) // 2
-                around = numpy_helper.from_array(np.array([0, 0, *pads[:half], 0, 0, *pads[half:]], np.int64))
-                names = [f"{node.output[0]}.{what}" for what in ("pads", "padded")]
-                nodes.append(helper.make_node("Constant", [], names[:1], value=around))
+                widths = numpy_helper.from_array(np.array([0, 0, *pads[:half], 0, 0, *pads[half:]], np.int64))
+                names = [f"{node.output[0]}.{suffix}" for suffix in ("pads", "padded")]
+                nodes.append(helper.make_node("Constant", [], names[:1], value=widths))
                 nodes.append(helper.make_node("Pad", [node.input[0], names[0]], names[1:], f"{node.name}.pad"))
                 node.input[0] = names[1]
             del node.attribute[:]
@@ -110,17 +110,17 @@ def drop_transposes_that_move_nothing(model: onnx.ModelProto) -> None:
     """
     outputs = {value.name for value in model.graph.output}
     source: dict[str, str] = {}
-    kept = []
+    nodes_left = []
     for node in model.graph.node:
         order = list(attributes_of(node).get("perm", ())) if node.op_type == "Transpose" and node.domain == "" else []
         if not order or order != sorted(order):
-            kept.append(node)
+            nodes_left.append(node)
         elif node.output[0] in outputs:
-            kept.append(helper.make_node("Identity", node.input, node.output, node.name))
+            nodes_left.append(helper.make_node("Identity", node.input, node.output, node.name))
         else:
             source[node.output[0]] = source.get(node.input[0], node.input[0])
-    _rename_reads(kept, source)
-    replace(model.graph.node, kept)
+    _rename_reads(nodes_left, source)
+    replace(model.graph.node, nodes_left)
 
 
 def resolve_aliases(model: onnx.ModelProto) -> list[str]:
@@ -136,13 +136,13 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
     outputs = {value.name for value in model.graph.output}
     source: dict[str, str] = {}
     separated: list[str] = []
-    kept = []
+    nodes_left = []
     for node in model.graph.node:
         read = node.input[0] if len(node.input) == 1 else ""
         read = source.get(read, read)
         alias = node.op_type == "Identity" and not stops_gradient(node)
         if not alias or read not in by_name or node.output[0] in outputs:
-            kept.append(node)
+            nodes_left.append(node)
         elif _uniform(by_name[read]) and len(readers[node.input[0]]) > 1:
             copy = onnx.TensorProto.FromString(by_name[read].SerializeToString())
             copy.name = node.output[0]
@@ -151,8 +151,8 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
             separated.append(copy.name)
         else:
             source[node.output[0]] = read
-    _rename_reads(kept, source)
-    replace(model.graph.node, kept)
+    _rename_reads(nodes_left, source)
+    replace(model.graph.node, nodes_left)
     if not separated:
         return []
     names = ", ".join(separated[:3]) + (f" and {len(separated) - 3} more" if len(separated) > 3 else "")
@@ -165,17 +165,17 @@ def tie_transposed_copies(model: onnx.ModelProto) -> list[str]:
     Exporters fold the transposition of a linear layer's weight into a new tensor with a generated name, so that an
     output layer tied to an embedding would be trained separately.
     """
-    named: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
+    tensors_by_shape: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     made_up = []
     for tensor in model.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2:
             if is_made_up(tensor.name):
                 made_up.append(tensor)
             else:
-                named.setdefault(tuple(tensor.dims), []).append(tensor)
+                tensors_by_shape.setdefault(tuple(tensor.dims), []).append(tensor)
     tied: dict[str, str] = {}
     for tensor in made_up:
-        candidates = named.get(tuple(reversed(tensor.dims)), [])
+        candidates = tensors_by_shape.get(tuple(reversed(tensor.dims)), [])
         if not candidates or _uniform(tensor):
             continue
         values = numpy_helper.to_array(tensor).T

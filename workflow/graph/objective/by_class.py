@@ -32,14 +32,14 @@ class Rows:
     ignore: int
 
 
-def class_axis(dims: Dims, axis: int, output: str, where: str) -> int:
+def class_axis(dims: Dims, axis: int, output: str, location: str) -> int:
     """The axis of the classes, from 0. Raises UserError if the output has no such axis besides the batch's."""
     rank = len(dims)
     place = axis + rank if axis < 0 else axis
     if rank < 2 or not 0 <= place < rank:
         raise UserError(
             f"output {output!r} of shape {text(dims)} has no axis {axis} besides the batch's",
-            where=f"{where}.class_axis",
+            where=f"{location}.class_axis",
             fix="name the axis that runs over the classes",
         )
     return place
@@ -52,7 +52,7 @@ def rows_of(
     output: str,
     logits: str,
     dims: Dims,
-    where: str,
+    location: str,
     *,
     flat: bool = True,
 ) -> Rows:
@@ -60,17 +60,17 @@ def rows_of(
 
     The label input is added. Raises UserError if the output has no axis of classes.
     """
-    axis, rank = class_axis(dims, loss.class_axis, output, where), len(dims)
+    axis, rank = class_axis(dims, loss.class_axis, output, location), len(dims)
     length = dims[axis]
     classes = length if isinstance(length, int) else None
     if classes == 1:
         raise UserError(
             f"output {output!r} of shape {text(dims)} has one class on axis {loss.class_axis}: the loss is always 0",
-            where=f"{where}.class_axis",
+            where=f"{location}.class_axis",
             fix="name the axis that runs over the classes, or use bce_with_logits for one logit",
         )
     shape = tuple(d for i, d in enumerate(dims) if i != axis)
-    label = labels.input(loss.label, TensorProto.INT64, shape, f"{where}.label")
+    label = labels.input(loss.label, TensorProto.INT64, shape, f"{location}.label")
     ignore = IGNORED if loss.ignore_index is None else loss.ignore_index
     if labels.padded:
         counts = labels.valid_rows(label, rank - 1)
@@ -136,8 +136,8 @@ def _cross_entropy(edit: Editor, loss: CrossEntropy, rows: Rows, names: Names) -
 
 def _weighted_cross_entropy(edit: Editor, loss: CrossEntropy, rows: Rows, names: Names) -> None:
     """As `_cross_entropy`, each class times its weight; the sum's weight is that of the labels' classes."""
-    where = f"{names.where}.class_weights"
-    values = weights_of(loss.class_weights, rows.classes, where)
+    key_path = f"{names.where}.class_weights"
+    values = weights_of(loss.class_weights, rows.classes, key_path)
     weights = _of_labels(edit, edit.constant(values), rows)
     edit.total(weights, names.weight)
     hard = edit.total(
@@ -154,23 +154,23 @@ def _weighted_cross_entropy(edit: Editor, loss: CrossEntropy, rows: Rows, names:
 
 def _focal(edit: Editor, loss: Focal, rows: Rows, names: Names) -> None:
     edit.total(edit.cast(rows.counted), names.weight)
-    each = _each(edit, rows)
-    wrong = edit("Sub", edit.constant(1.0), edit("Exp", edit("Neg", each)))
+    losses = _each(edit, rows)
+    wrong = edit("Sub", edit.constant(1.0), edit("Exp", edit("Neg", losses)))
     # Rounding may give -1e-8, and its power is not a number.
-    each = edit("Mul", each, edit("Pow", edit("Relu", wrong), edit.constant(loss.gamma)))
+    losses = edit("Mul", losses, edit("Pow", edit("Relu", wrong), edit.constant(loss.gamma)))
     if loss.class_weights is not None:
         values = weights_of(loss.class_weights, rows.classes, f"{names.where}.class_weights")
-        each = edit("Mul", each, _of_labels(edit, edit.constant(values), rows))
-    edit.total(each, names.total)
+        losses = edit("Mul", losses, _of_labels(edit, edit.constant(values), rows))
+    edit.total(losses, names.total)
 
 
 def _multi_margin(edit: Editor, loss: MultiMargin, rows: Rows, names: Names) -> None:
     edit.total(edit.cast(rows.counted), names.weight)
     right, zero = one_hot(edit, rows), edit.constant(0.0)
-    own = edit("ReduceSum", edit("Where", right, rows.logits, zero), edit.ints(1), keepdims=1)
-    margins = edit("Relu", edit("Add", edit("Sub", rows.logits, own), edit.constant(loss.margin)))
-    others = edit("ReduceSum", edit("Where", right, zero, margins), edit.ints(1), keepdims=0)
-    counted = edit("Where", rows.counted, others, zero)
+    label_logit = edit("ReduceSum", edit("Where", right, rows.logits, zero), edit.ints(1), keepdims=1)
+    margins = edit("Relu", edit("Add", edit("Sub", rows.logits, label_logit), edit.constant(loss.margin)))
+    margin_sum = edit("ReduceSum", edit("Where", right, zero, margins), edit.ints(1), keepdims=0)
+    counted = edit("Where", rows.counted, margin_sum, zero)
     edit("Div", edit("ReduceSum", counted, keepdims=0), _class_count(edit, rows), output=names.total)
 
 
@@ -187,14 +187,14 @@ def overlap_loss(edit: Editor, labels: Labels, p: str, y: str, smooth: float, na
     `p` and `y` are [N, channels, ...]; the sums run over all further axes.
     """
     flat = [edit("Reshape", value, edit.ints(0, 0, -1)) for value in (edit("Mul", p, y), p, y)]
-    both, *sizes = (edit("ReduceSum", value, edit.ints(2), keepdims=0) for value in flat)
+    overlap, *sizes = (edit("ReduceSum", value, edit.ints(2), keepdims=0) for value in flat)
     added = edit.constant(smooth)
-    upper = edit("Add", edit("Mul", both, edit.constant(2.0)), added)
-    each = edit("Sub", edit.constant(1.0), edit("Div", upper, edit("Add", edit("Add", *sizes), added)))
+    upper = edit("Add", edit("Mul", overlap, edit.constant(2.0)), added)
+    losses = edit("Sub", edit.constant(1.0), edit("Div", upper, edit("Add", edit("Add", *sizes), added)))
     if labels.padded:
-        each = edit("Where", labels.valid_rows(p, 2), each, edit.constant(0.0))
-    edit.total(each, names.total)
-    labels.count(each, names.weight)
+        losses = edit("Where", labels.valid_rows(p, 2), losses, edit.constant(0.0))
+    edit.total(losses, names.total)
+    labels.count(losses, names.weight)
 
 
 def divergence(
@@ -215,11 +215,11 @@ def divergence(
             taught = edit("Mul", taught, edit.constant(1 / loss.temperature))
         label, logs = edit("Softmax", taught, axis=axis), edit("LogSoftmax", taught, axis=axis)
     difference = edit("Sub", logs, edit("LogSoftmax", logits, axis=axis))
-    each = edit("Where", edit("Greater", label, zero), edit("Mul", label, difference), zero)
+    terms = edit("Where", edit("Greater", label, zero), edit("Mul", label, difference), zero)
     if labels.padded:
-        each = edit("Where", labels.valid_rows(logits, len(dims)), each, zero)
-    whole = edit("ReduceSum", each, keepdims=0)
-    edit("Mul", whole, edit.constant(loss.temperature**2), output=names.total)
+        terms = edit("Where", labels.valid_rows(logits, len(dims)), terms, zero)
+    total = edit("ReduceSum", terms, keepdims=0)
+    edit("Mul", total, edit.constant(loss.temperature**2), output=names.total)
     labels.count(logits, names.weight, share=size(edit, logits, axis))
     return Target(logits, None, None, None)
 

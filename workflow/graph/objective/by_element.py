@@ -40,22 +40,22 @@ def elementwise(edit: Editor, labels: Labels, loss: Elementwise, value: str, dim
     if isinstance(loss, BinaryCrossEntropy) and isinstance(loss.pos_weight, list):
         _require_last(dims, len(loss.pos_weight), f"{names.where}.pos_weight", "weights")
     label = labels.input(loss.label, TensorProto.FLOAT, shape, f"{names.where}.label")
-    each = FORMULAS[type(loss)](edit, loss, value, label)
+    losses = FORMULAS[type(loss)](edit, loss, value, label)
     mask = None
     if labels.padded:
         mask = labels.valid_rows(value, len(dims))
-        each = edit("Where", mask, each, edit.constant(0.0))
-    edit.total(each, names.total)
+        losses = edit("Where", mask, losses, edit.constant(0.0))
+    edit.total(losses, names.total)
     labels.count(value, names.weight)
     return Target(value, label, mask, None)
 
 
-def _require_last(dims: Dims, length: int, where: str, noun: str) -> None:
+def _require_last(dims: Dims, length: int, location: str, noun: str) -> None:
     """Raises UserError unless the last axis has a number for each element."""
     if not dims or dims[-1] != length:
         raise UserError(
             f"has {length} {noun}, and the output's shape is {text(dims)}",
-            where=where,
+            where=location,
             fix="give one for each element of the last axis, which the model must export as a number",
         )
 
@@ -109,8 +109,8 @@ def _bce(edit: Editor, loss: BinaryCrossEntropy, x: str, y: str) -> str:
         return edit("Add", edit("Add", edit("Mul", size, half), linear), tail)
     # -log s(x) = (|x| - x)/2 + log(1 + exp(-|x|)), and -log(1 - s(x)) is x more.
     positive = edit("Add", edit("Mul", edit("Sub", size, x), half), tail)
-    more = edit("Sub", edit.constant(loss.pos_weight), edit.constant(1.0))
-    factor = edit("Add", edit("Mul", more, y), edit.constant(1.0))
+    extra_weight = edit("Sub", edit.constant(loss.pos_weight), edit.constant(1.0))
+    factor = edit("Add", edit("Mul", extra_weight, y), edit.constant(1.0))
     return edit("Add", edit("Mul", edit("Sub", edit.constant(1.0), y), x), edit("Mul", factor, positive))
 
 
@@ -120,11 +120,11 @@ def _focal(edit: Editor, loss: BinaryFocal, x: str, y: str) -> str:
     one = edit.constant(1.0)
     p, negative = edit("Sigmoid", x), edit("Sub", one, y)
     wrong = edit("Add", edit("Mul", p, negative), edit("Mul", edit("Sub", one, p), y))
-    each = edit("Mul", entropy, edit("Pow", wrong, edit.constant(loss.gamma)))
+    losses = edit("Mul", entropy, edit("Pow", wrong, edit.constant(loss.gamma)))
     if loss.alpha is None:
-        return each
+        return losses
     of_both = edit("Mul", y, edit.constant(loss.alpha)), edit("Mul", negative, edit.constant(1 - loss.alpha))
-    return edit("Mul", each, edit("Add", *of_both))
+    return edit("Mul", losses, edit("Add", *of_both))
 
 
 def _hinge(edit: Editor, loss: Hinge, x: str, y: str) -> str:

@@ -31,20 +31,20 @@ def info_nce(
     similar = edit("MatMul", first, edit("Transpose", second, perm=[1, 0]))
     similar = edit("Mul", similar, edit.constant(1 / loss.temperature))
     rows = edit("Range", edit.constant(0, "int64"), size(edit, similar, 0), edit.constant(1, "int64"))
-    each = []
+    losses = []
     for scores in (similar, edit("Transpose", similar, perm=[1, 0])):
         if labels.padded:
             valid = edit("Transpose", labels.valid_rows(scores, 2), perm=[1, 0])
             scores = edit("Where", valid, scores, edit.constant(FAR))
         outputs = [edit.fresh("loss"), edit.fresh("log_probability")]
-        each.append(edit.write("SoftmaxCrossEntropyLoss", [scores, rows], outputs, reduction="none")[0])
-    _finish(edit, labels, edit("Mul", edit("Add", *each), edit.constant(0.5)), names)
+        losses.append(edit.write("SoftmaxCrossEntropyLoss", [scores, rows], outputs, reduction="none")[0])
+    _finish(edit, labels, edit("Mul", edit("Add", *losses), edit.constant(0.5)), names)
 
 
 def triplet(edit: Editor, labels: Labels, loss: Triplet, output: onnx.ValueInfoProto, batch: str, names: Names) -> None:
     """Add max(0, |a - p| - |a - n| + margin)."""
-    others = [_output(edit, loss.positive), _output(edit, loss.negative)]
-    anchor, positive, negative = _vectors(edit, [output, *others], batch, names)
+    pair = [_output(edit, loss.positive), _output(edit, loss.negative)]
+    anchor, positive, negative = _vectors(edit, [output, *pair], batch, names)
 
     def distance(other: str) -> str:
         difference = edit("Add", edit("Sub", anchor, other), edit.constant(DISTANCE_EPS))
@@ -76,9 +76,9 @@ def _normalised(edit: Editor, value: str) -> str:
     return edit("Div", value, edit("Max", length, edit.constant(NORM_EPS)))
 
 
-def _finish(edit: Editor, labels: Labels, each: str, names: Names) -> None:
+def _finish(edit: Editor, labels: Labels, losses: str, names: Names) -> None:
     """Add the sum of a loss of each sample, fp32 [batch], and the number of samples."""
     if labels.padded:
-        each = edit("Where", labels.valid_rows(each, 1), each, edit.constant(0.0))
-    edit.total(each, names.total)
-    labels.count(each, names.weight)
+        losses = edit("Where", labels.valid_rows(losses, 1), losses, edit.constant(0.0))
+    edit.total(losses, names.total)
+    labels.count(losses, names.weight)

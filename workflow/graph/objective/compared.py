@@ -69,13 +69,15 @@ class Comparison:
         """Prediction and label as fp32 0 and 1, [rows, columns]; 0 where a label does not count."""
         columns = self.columns
         if self.task == "targets":
-            both = (edit.cast(edit("And", each, self.counted)) for each in (self.decision(edit), self.truth(edit)))
-            predicted, actual = (edit("Reshape", each, edit.ints(-1, columns)) for each in both)
+            columns_of = (
+                edit.cast(edit("And", mask, self.counted)) for mask in (self.decision(edit), self.truth(edit))
+            )
+            predicted, actual = (edit("Reshape", indicator, edit.ints(-1, columns)) for indicator in columns_of)
             return predicted, actual
-        flat = [edit("Reshape", each, edit.ints(-1)) for each in (self.decision(edit), self.label, self.counted)]
+        flat = [edit("Reshape", value, edit.ints(-1)) for value in (self.decision(edit), self.label, self.counted)]
         classes = edit.constant([[*range(columns)]], "int64")
         counted = edit("Unsqueeze", flat[2], edit.ints(1))
-        sides = (edit("Equal", edit("Unsqueeze", each, edit.ints(1)), classes) for each in flat[:2])
+        sides = (edit("Equal", edit("Unsqueeze", side, edit.ints(1)), classes) for side in flat[:2])
         predicted, actual = (edit.cast(edit("And", side, counted)) for side in sides)
         return predicted, actual
 
@@ -95,40 +97,40 @@ def comparison(
     loss: Loss,
     outputs: Mapping[str, onnx.ValueInfoProto],
     batch: str,
-    where: str,
+    location: str,
 ) -> Comparison:
     """Add what a metric compares. Raises UserError if the model has no such output or label."""
-    found = compared(metric, loss)
-    assert isinstance(found, Compared)
-    output = output_named(outputs, found.output, where)
-    edit, dims = labels.edit, checked_dims(labels.edit.graph, output, batch, where)
-    if found.task == "classes":
-        like = CrossEntropy(
+    subject = compared(metric, loss)
+    assert isinstance(subject, Compared)
+    output = output_named(outputs, subject.output, location)
+    edit, dims = labels.edit, checked_dims(labels.edit.graph, output, batch, location)
+    if subject.task == "classes":
+        stand_in = CrossEntropy(
             kind="cross_entropy",
             output=output.name,
-            label=found.label,
-            class_axis=found.class_axis,
-            ignore_index=found.ignore_index,
+            label=subject.label,
+            class_axis=subject.class_axis,
+            ignore_index=subject.ignore_index,
         )
-        rows = rows_of(edit, labels, like, output.name, read_logits(edit, like, output.name), dims, where)
+        rows = rows_of(edit, labels, stand_in, output.name, read_logits(edit, stand_in, output.name), dims, location)
         return Comparison(
-            "classes", rows.logits, rows.label, rows.counted, rows.rank, rows.classes, 1, found.label, where
+            "classes", rows.logits, rows.label, rows.counted, rows.rank, rows.classes, 1, subject.label, location
         )
     value = str(output.name)
-    if found.task == "targets":
+    if subject.task == "targets":
         value = read_logits(edit, BinaryCrossEntropy(kind="bce_with_logits"), value)
-    label = labels.input(found.label, TensorProto.FLOAT, dims, f"{where}.label")
+    label = labels.input(subject.label, TensorProto.FLOAT, dims, f"{location}.label")
     last = dims[-1] if len(dims) > 1 else 1
-    if found.task == "targets" and not isinstance(last, int):
+    if subject.task == "targets" and not isinstance(last, int):
         raise UserError(
             f"compares output {output.name!r} of shape {text(dims)}, whose last axis has no fixed length",
-            where=where,
+            where=location,
             fix="export the model with its length as a number",
         )
     valid = labels.valid_rows(value, len(dims)) if labels.padded else edit.constant(True, "bool")
     counted = edit("Expand", valid, edit("Shape", value))
     last = last if isinstance(last, int) else 1
-    return Comparison(found.task, value, label, counted, len(dims), None, last, found.label, where)
+    return Comparison(subject.task, value, label, counted, len(dims), None, last, subject.label, location)
 
 
 def metric_outputs(
@@ -139,20 +141,20 @@ def metric_outputs(
     for place, metric in enumerate(metrics):
         if metric.name == "graph":
             names += [name for name in graph_inputs(metric, f"model.metrics[{place}]") if name in outputs]
-        elif METRICS[metric.name].of_loss is None and isinstance(found := compared(metric, loss), Compared):
-            names.append(str(output_named(outputs, found.output, f"model.metrics[{place}]").name))
+        elif METRICS[metric.name].of_loss is None and isinstance(subject := compared(metric, loss), Compared):
+            names.append(str(output_named(outputs, subject.output, f"model.metrics[{place}]").name))
     return list(dict.fromkeys(names))
 
 
-def output_named(outputs: Mapping[str, onnx.ValueInfoProto], name: str | None, where: str) -> onnx.ValueInfoProto:
+def output_named(outputs: Mapping[str, onnx.ValueInfoProto], name: str | None, location: str) -> onnx.ValueInfoProto:
     """An output of the model, or its only one. Raises UserError if there is none of the name, or no only one."""
     if name is None and len(outputs) == 1:
         return next(iter(outputs.values()))
     if name is None:
         several = f"the model has {len(outputs)} outputs ({', '.join(outputs)})"
-        raise UserError(several, where=where, fix="set `output` to the one for the metric")
+        raise UserError(several, where=location, fix="set `output` to the one for the metric")
     if name not in outputs:
         raise UserError(
-            f"the model has no output {name!r}", where=f"{where}.output", fix=f"it has {', '.join(outputs)}"
+            f"the model has no output {name!r}", where=f"{location}.output", fix=f"it has {', '.join(outputs)}"
         )
     return outputs[name]

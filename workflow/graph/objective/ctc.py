@@ -23,14 +23,14 @@ NEVER = -1e30
 """Logarithm of a probability of zero: an infinity has no gradient."""
 
 
-def ctc_dims(graph: onnx.GraphProto, loss: Ctc, output: onnx.ValueInfoProto, batch: str, where: str) -> Dims:
+def ctc_dims(graph: onnx.GraphProto, loss: Ctc, output: onnx.ValueInfoProto, batch: str, location: str) -> Dims:
     """The output's shape. Raises UserError unless it has three axes, with the samples where the loss expects them."""
     dims = dims_of(output)
     if dims is None or len(dims) != 3:
         raise UserError(
             f"output {output.name!r} has the shape {'unknown' if dims is None else text(dims)}, and ctc needs time,"
             " samples and classes",
-            where=where,
+            where=location,
             fix="name an output with three axes",
         )
     (first,) = (dims_of(value) for value in graph.input if value.name == batch)
@@ -40,14 +40,14 @@ def ctc_dims(graph: onnx.GraphProto, loss: Ctc, output: onnx.ValueInfoProto, bat
         raise UserError(
             f"is {str(loss.batch_first).lower()}, and output {output.name!r} of shape {text(dims)} has the samples on"
             f" axis {dims.index(samples)}",
-            where=f"{where}.batch_first",
+            where=f"{location}.batch_first",
             fix=f"set it to {str(not loss.batch_first).lower()}",
         )
     classes = dims[2]
     if isinstance(classes, int) and loss.blank >= classes:
         raise UserError(
             f"is {loss.blank}, and output {output.name!r} has {classes} classes",
-            where=f"{where}.blank",
+            where=f"{location}.blank",
             fix=f"give a class from 0 to {classes - 1}",
         )
     return dims
@@ -70,8 +70,8 @@ def ctc(edit: Editor, labels: Labels, loss: Ctc, logits: str, dims: Dims, names:
         """Int64 [samples, 1]."""
         if name is None:
             return otherwise
-        given = labels.input(name, TensorProto.INT64, (samples,), f"{names.where}.{key}")
-        return edit("Reshape", given, edit.ints(-1, 1))
+        lengths = labels.input(name, TensorProto.INT64, (samples,), f"{names.where}.{key}")
+        return edit("Reshape", lengths, edit.ints(-1, 1))
 
     counted = edit("ReduceSum", edit.cast(edit("Not", edit("Less", label, zero)), TensorProto.INT64), edit.ints(1))
     everywhere = edit("Expand", time, edit("Shape", counted))
@@ -79,16 +79,16 @@ def ctc(edit: Editor, labels: Labels, loss: Ctc, logits: str, dims: Dims, names:
     targets = lengths(loss.target_lengths, counted, "target_lengths")
 
     places = edit("Unsqueeze", edit("Range", zero, longest, one), edit.ints(0))
-    known = edit("Less", places, targets)
+    is_label = edit("Less", places, targets)
     in_range = edit("And", edit("Not", edit("Less", label, zero)), edit("Less", label, classes))
-    wrong = edit("ReduceMax", edit.cast(edit("And", known, edit("Not", in_range))), edit.ints(1), keepdims=1)
+    wrong = edit("ReduceMax", edit.cast(edit("And", is_label, edit("Not", in_range))), edit.ints(1), keepdims=1)
     outside = [edit("Less", targets, zero), edit("Less", longest, targets), edit("Less", inputs, zero)]
     outside.append(edit("Less", time, inputs))
-    for each in outside:
-        wrong = edit("Max", wrong, edit.cast(each))
+    for condition in outside:
+        wrong = edit("Max", wrong, edit.cast(condition))
 
     path, skips = _path(
-        edit, edit("Where", edit("And", known, in_range), label, edit.constant(loss.blank, "int64")), loss
+        edit, edit("Where", edit("And", is_label, in_range), label, edit.constant(loss.blank, "int64")), loss
     )
     shape = edit("Concat", edit("Shape", frames, end=1), edit("Shape", path), axis=0)
     index = edit("Expand", edit("Unsqueeze", path, edit.ints(0)), shape)
@@ -106,17 +106,17 @@ def ctc(edit: Editor, labels: Labels, loss: Ctc, logits: str, dims: Dims, names:
     at_label = edit("GatherElements", final, edit("Max", edit("Sub", last, one), zero), axis=1)
     at_label = edit("Where", edit("Greater", targets, zero), at_label, edit.constant(NEVER))
     ends = edit("Concat", at_blank, at_label, axis=1)
-    each = edit("Neg", edit("ReduceLogSumExp", ends, edit.ints(1), keepdims=0))
-    possible = edit("Less", each, edit.constant(-NEVER / 2))
-    each = edit("Where", possible, each, edit.constant(0.0 if loss.zero_infinity else np.inf))
+    condition = edit("Neg", edit("ReduceLogSumExp", ends, edit.ints(1), keepdims=0))
+    possible = edit("Less", condition, edit.constant(-NEVER / 2))
+    condition = edit("Where", possible, condition, edit.constant(0.0 if loss.zero_infinity else np.inf))
     divisor = edit("Squeeze", edit.cast(edit("Max", targets, one)), edit.ints(1))
-    each = edit("Div", each, divisor)
+    condition = edit("Div", condition, divisor)
     is_wrong = edit("Greater", edit("Squeeze", wrong, edit.ints(1)), edit.constant(0.0))
-    each = edit("Where", is_wrong, edit.constant(np.nan), each)
+    condition = edit("Where", is_wrong, edit.constant(np.nan), condition)
     if labels.padded:
-        each = edit("Where", labels.valid_rows(each, 1), each, edit.constant(0.0))
-    edit.total(each, names.total)
-    labels.count(each, names.weight)
+        condition = edit("Where", labels.valid_rows(condition, 1), condition, edit.constant(0.0))
+    edit.total(condition, names.total)
+    labels.count(condition, names.weight)
 
 
 def _path(edit: Editor, label: str, loss: Ctc) -> tuple[str, str]:
@@ -126,8 +126,10 @@ def _path(edit: Editor, label: str, loss: Ctc) -> tuple[str, str]:
     """
     blank = edit.constant(loss.blank, "int64")
     between = edit("Expand", blank, edit("Shape", label))
-    both = edit("Concat", *(edit("Unsqueeze", each, edit.ints(2)) for each in (between, label)), axis=2)
-    flat = edit("Reshape", both, edit.constant([0, -1], "int64"))
+    pairs = edit(
+        "Concat", *(edit("Unsqueeze", labels_of_pair, edit.ints(2)) for labels_of_pair in (between, label)), axis=2
+    )
+    flat = edit("Reshape", pairs, edit.constant([0, -1], "int64"))
     path = edit("Pad", flat, edit.ints(0, 0, 0, 1), blank)
     later = edit("Slice", path, edit.ints(2), edit.ints(2**31), edit.ints(1))
     earlier = edit("Slice", path, edit.ints(0), edit.ints(-2), edit.ints(1))
@@ -145,19 +147,19 @@ def _step(outer: Editor, skips: str) -> onnx.GraphProto:
     def value(name: str, kind: int, places: int | None = None) -> onnx.ValueInfoProto:
         return helper.make_tensor_value_info(name, kind, [None, places])
 
-    named = {each: outer.fresh(f"ctc_{each}") for each in ("before", "emitted", "live", "after")}
-    inputs = [value(named["before"], TensorProto.FLOAT), value(named["emitted"], TensorProto.FLOAT)]
-    inputs.append(value(named["live"], TensorProto.BOOL, 1))
-    graph = helper.make_graph([], "ctc", inputs, [value(named["after"], TensorProto.FLOAT)])
+    names = {noun: outer.fresh(f"ctc_{noun}") for noun in ("before", "emitted", "live", "after")}
+    inputs = [value(names["before"], TensorProto.FLOAT), value(names["emitted"], TensorProto.FLOAT)]
+    inputs.append(value(names["live"], TensorProto.BOOL, 1))
+    graph = helper.make_graph([], "ctc", inputs, [value(names["after"], TensorProto.FLOAT)])
     edit, ints = Editor(graph), outer.ints
 
     def add(operator: str, *inputs: str, output: str | None = None, **attributes: Any) -> str:
         return edit(operator, *inputs, output=output or outer.fresh(f"ctc_{operator}"), **attributes)
 
-    padded = add("Pad", named["before"], ints(0, 2, 0, 0), outer.constant(NEVER))
+    padded = add("Pad", names["before"], ints(0, 2, 0, 0), outer.constant(NEVER))
     one_back = add("Slice", padded, ints(1), ints(-1), ints(1))
     two_back = add("Add", add("Slice", padded, ints(0), ints(-2), ints(1)), skips)
-    sides = [add("Unsqueeze", each, ints(2)) for each in (named["before"], one_back, two_back)]
+    sides = [add("Unsqueeze", scores, ints(2)) for scores in (names["before"], one_back, two_back)]
     reached = add("ReduceLogSumExp", add("Concat", *sides, axis=2), ints(2), keepdims=0)
-    add("Where", named["live"], add("Add", reached, named["emitted"]), named["before"], output=named["after"])
+    add("Where", names["live"], add("Add", reached, names["emitted"]), names["before"], output=names["after"])
     return graph

@@ -34,12 +34,12 @@ def complete(
     forward = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in graph.output]
     labels = Labels(Editor(graph), padded=padded)
     targets = attach(graph, loss, batch, padded, labels=labels)
-    made, bounds = attach_metrics(labels, metrics, loss, {str(value.name): value for value in forward}, batch)
+    metric_values, bounds = attach_metrics(labels, metrics, loss, {str(value.name): value for value in forward}, batch)
     names = [LOSS_SUM, LOSS_WEIGHT, *term_outputs(loss)]
-    make_outputs(graph, [*(scalar(name) for name in names), *made, *forward])
+    make_outputs(graph, [*(scalar(name) for name in names), *metric_values, *forward])
     prune(graph)
-    for where, each in single_losses(loss).items():
-        classes = targets[where].classes
-        if isinstance(each, ClassLoss) and classes is not None:
-            bounds[each.label] = min(classes, bounds.get(each.label, classes))
+    for key_path, single_loss in single_losses(loss).items():
+        classes = targets[key_path].classes
+        if isinstance(single_loss, ClassLoss) and classes is not None:
+            bounds[single_loss.label] = min(classes, bounds.get(single_loss.label, classes))
     return bounds

@@ -34,36 +34,36 @@ class Labels:
         if padded:
             edit.graph.input.append(helper.make_tensor_value_info(VALID, TensorProto.INT64, [1]))
 
-    def input(self, name: str, data_type: int, dims: Dims, where: str = "model.loss.label") -> str:
+    def input(self, name: str, data_type: int, dims: Dims, location: str = "model.loss.label") -> str:
         """The label as this type. Adds the input unless the graph has it, and unless another loss has added it.
 
         Raises UserError if the graph's own input does not fit, or if losses need different shapes of it.
         """
         if name not in self._inputs:
-            value = self._first(name, data_type, dims, where)
-            given = next(each for each in self.edit.graph.input if each.name == name)
-            self._inputs[name] = given, {data_type: value}
+            value = self._first(name, data_type, dims, location)
+            label_input = next(value_info for value_info in self.edit.graph.input if value_info.name == name)
+            self._inputs[name] = label_input, {data_type: value}
             return value
-        given, casts = self._inputs[name]
-        shape = dims_of(given)
+        label_input, casts = self._inputs[name]
+        shape = dims_of(label_input)
         if shape is not None and len(shape) != len(dims):
             raise UserError(
                 f"label {name!r} has the shape {text(shape)} for one loss or metric, and {text(dims)} for another",
-                where=where,
+                where=location,
                 fix="name another label",
             )
         if data_type not in casts:
-            own = given.type.tensor_type.elem_type
-            casts[data_type] = name if own == data_type else self.edit.cast(name, data_type)
+            element_type = label_input.type.tensor_type.elem_type
+            casts[data_type] = name if element_type == data_type else self.edit.cast(name, data_type)
         return casts[data_type]
 
-    def _first(self, name: str, data_type: int, dims: Dims, where: str) -> str:
+    def _first(self, name: str, data_type: int, dims: Dims, location: str) -> str:
         graph = self.edit.graph
-        known = described(graph)
+        descriptions = described(graph)
         if name in {value.name for value in graph.input}:
-            return _own_label(self.edit, known[name], data_type, dims, where)
-        if name in known or any(name in node.output for node in graph.node):
-            raise UserError(f"the model already has a value {name!r}", where=where, fix="rename the label")
+            return _own_label(self.edit, descriptions[name], data_type, dims, location)
+        if name in descriptions or any(name in node.output for node in graph.node):
+            raise UserError(f"the model already has a value {name!r}", where=location, fix="rename the label")
         graph.input.append(helper.make_tensor_value_info(name, data_type, list(dims)))
         return name
 
@@ -89,27 +89,27 @@ class Labels:
         edit("Cast", count, output=output, to=TensorProto.FLOAT)
 
 
-def _own_label(edit: Editor, given: onnx.ValueInfoProto, data_type: int, dims: Dims, where: str) -> str:
+def _own_label(edit: Editor, label_input: onnx.ValueInfoProto, data_type: int, dims: Dims, location: str) -> str:
     """A label input of the model that only losses and metrics read."""
-    name = given.name
+    name = label_input.name
     if any(name in node.input for node in edit.graph.node):
-        raise UserError(f"the model reads its input {name!r} itself", where=where, fix="rename the label")
-    shape = dims_of(given)
+        raise UserError(f"the model reads its input {name!r} itself", where=location, fix="rename the label")
+    shape = dims_of(label_input)
     if shape is not None and len(shape) != len(dims):
         raise UserError(
             f"the model's input {name!r} has the shape {text(shape)} and the loss needs {text(dims)}",
-            where=where,
+            where=location,
             fix="rename the label",
         )
     kinds = [TensorProto.INT64, TensorProto.INT32]
     if data_type == TensorProto.FLOAT:
         kinds += [TensorProto.FLOAT, TensorProto.BOOL, TensorProto.UINT8]
-    actual = given.type.tensor_type.elem_type
+    actual = label_input.type.tensor_type.elem_type
     if actual not in kinds:
         raise UserError(
             f"the model's input {name!r} is of type {TensorProto.DataType.Name(actual)} and the loss needs"
             f" {TensorProto.DataType.Name(data_type)}",
-            where=where,
+            where=location,
             fix="rename the label",
         )
     return name if actual == data_type else edit.cast(name, data_type)

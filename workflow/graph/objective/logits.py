@@ -68,22 +68,22 @@ def probabilities(graph: onnx.GraphProto, loss: SingleLoss, output: str) -> Prob
     """
     if not isinstance(loss, OVER_CLASSES | TargetLoss):
         return None
-    known, value, after = _Graph(graph), output, list[onnx.NodeProto]()
-    dims, axis = known.dims(value), None
+    lookup, value, after = _Graph(graph), output, list[onnx.NodeProto]()
+    dims, axis = lookup.dims(value), None
     if isinstance(loss, OVER_CLASSES):
         if not dims or not -len(dims) <= loss.class_axis < len(dims):
             return None
         axis = loss.class_axis % len(dims)
-    while (node := known.maker(value)) is not None:
-        logits = _logits(known, node, axis, dims)
+    while (node := lookup.maker(value)) is not None:
+        logits = _logits(lookup, node, axis, dims)
         if logits is not None:
             return Probabilities(node, logits, after) if logits else None
-        if logit := _of_two(known, node, axis, dims):
+        if logit := _of_two(lookup, node, axis, dims):
             return Probabilities(node, logit, after, of_two=True)
         if node.op_type not in _MOVING | {"Identity", "Transpose"}:
             return None
         value = node.input[0]
-        before = known.dims(value)
+        before = lookup.dims(value)
         if axis is not None and (axis := _moved(node, axis, before, dims)) is None:
             return None
         dims = before
@@ -91,26 +91,29 @@ def probabilities(graph: onnx.GraphProto, loss: SingleLoss, output: str) -> Prob
     return None
 
 
-def _logits(known: _Graph, node: onnx.NodeProto, axis: int | None, dims: Dims | None) -> str | None:
+def _logits(lookup: _Graph, node: onnx.NodeProto, axis: int | None, dims: Dims | None) -> str | None:
     """The logits of a node that gives probabilities; empty if they are others, None if it gives none."""
     if node.op_type == ("Sigmoid" if axis is None else "Softmax"):
         along = axis is None or (dims is not None and axis == attributes_of(node).get("axis", -1) % len(dims))
         return str(node.input[0]) if along else ""
     if node.op_type == "Div" and axis is not None:
-        return _exponentials(known, node, axis)
+        return _exponentials(lookup, node, axis)
     return None
 
 
-def _of_two(known: _Graph, node: onnx.NodeProto, axis: int | None, dims: Dims | None) -> str:
+def _of_two(lookup: _Graph, node: onnx.NodeProto, axis: int | None, dims: Dims | None) -> str:
     """z of the probabilities 1 - s(z) and s(z) of two classes, as scikit-learn's exporter writes them, else empty."""
     if node.op_type != "Concat" or axis is None or not dims or dims[axis] != 2 or len(node.input) != 2:
         return ""
-    first, second = (known.maker(name) for name in node.input)
+    first, second = (lookup.maker(name) for name in node.input)
     if first is None or second is None or first.op_type != "Sub" or second.op_type != "Sigmoid":
         return ""
-    one = known.constants.get(first.input[0])
+    minuend = lookup.constants.get(first.input[0])
     complement = (
-        one is not None and one.size == 1 and float(one.reshape(-1)[0]) == 1 and first.input[1] == node.input[1]
+        minuend is not None
+        and minuend.size == 1
+        and float(minuend.reshape(-1)[0]) == 1
+        and first.input[1] == node.input[1]
     )
     return str(second.input[0]) if complement and attributes_of(node)["axis"] % len(dims) == axis else ""
 
@@ -127,34 +130,42 @@ def _moved(node: onnx.NodeProto, axis: int, before: Dims | None, after: Dims | N
     size, inner = after[axis], _elements(after[axis + 1 :])
     if not isinstance(size, int) or inner is None:
         return None
-    same = [place for place, each in enumerate(before) if each == size and _elements(before[place + 1 :]) == inner]
-    return same[0] if len(same) == 1 else None
+    candidates = [
+        place
+        for place, other_size in enumerate(before)
+        if other_size == size and _elements(before[place + 1 :]) == inner
+    ]
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def _elements(dims: Dims) -> tuple[int, list[str]] | None:
     """How many elements lie along these axes: a number and symbols, whose product it is; None if that is unknown."""
     symbols = [size for size in dims if isinstance(size, str)]
-    known = math.prod(size for size in dims if isinstance(size, int))
-    return None if None in dims else (known, sorted(symbols))
+    number = math.prod(size for size in dims if isinstance(size, int))
+    return None if None in dims else (number, sorted(symbols))
 
 
-def _exponentials(known: _Graph, node: onnx.NodeProto, axis: int) -> str:
+def _exponentials(lookup: _Graph, node: onnx.NodeProto, axis: int) -> str:
     """Of exp(x) / (sum of exp(x) along an axis): x, else an empty name."""
-    upper = known.maker(node.input[0])
+    upper = lookup.maker(node.input[0])
     if upper is None or upper.op_type != "Exp":
         return ""
     value = node.input[1]
-    while (lower := known.maker(value)) is not None and lower.op_type in _SPREADING:
+    while (lower := lookup.maker(value)) is not None and lower.op_type in _SPREADING:
         value = lower.input[0]
-    dims, whole = known.dims(value), known.dims(node.input[0])
-    if dims is None or whole is None or len(dims) != len(whole) or dims[axis] != 1:
+    dims, value_dims = lookup.dims(value), lookup.dims(node.input[0])
+    if dims is None or value_dims is None or len(dims) != len(value_dims) or dims[axis] != 1:
         return ""
-    while (lower := known.maker(value)) is not None and lower.op_type in _MOVING:
+    while (lower := lookup.maker(value)) is not None and lower.op_type in _MOVING:
         value = lower.input[0]
     if lower is None or lower.op_type != "ReduceSum" or lower.input[0] != node.input[0]:
         return ""
-    axes = known.constants.get(lower.input[1]) if len(lower.input) > 1 else None
-    return upper.input[0] if axes is not None and [int(each) % len(whole) for each in axes] == [axis] else ""
+    axes = lookup.constants.get(lower.input[1]) if len(lower.input) > 1 else None
+    return (
+        upper.input[0]
+        if axes is not None and [int(reduced_axis) % len(value_dims) for reduced_axis in axes] == [axis]
+        else ""
+    )
 
 
 def unproved_logits(graph: onnx.GraphProto, loss: SingleLoss, output: str) -> str:
@@ -170,36 +181,36 @@ def unproved_logits(graph: onnx.GraphProto, loss: SingleLoss, output: str) -> st
 
 def _is_squashed(graph: onnx.GraphProto, value: str) -> bool:
     """Whether a squashing operator is between a value and the layers before it."""
-    makers, seen, open_names = walk.producers(graph), {value}, [value]
+    makers, visited, open_names = walk.producers(graph), {value}, [value]
     while open_names:
         node = makers.get(open_names.pop())
         if node is None or node.op_type in _LAYERS or node.op_type.endswith("Normalization"):
             continue
         if node.op_type in _SQUASHING:
             return True
-        fresh = walk.inputs(node) - seen
-        seen |= fresh
+        fresh = walk.inputs(node) - visited
+        visited |= fresh
         open_names += fresh
     return False
 
 
 def read_logits(edit: Editor, loss: SingleLoss, output: str) -> str:
     """The value that a loss reads: the output, or the logits that it gives probabilities of."""
-    if (found := probabilities(edit.graph, loss, output)) is None:
+    if (probability := probabilities(edit.graph, loss, output)) is None:
         return output
-    value = found.logits
-    if found.of_two:
-        value = edit("Concat", edit("Mul", value, edit.constant(0.0)), value, **attributes_of(found.node))
-    for node in reversed(found.after):
+    value = probability.logits
+    if probability.of_two:
+        value = edit("Concat", edit("Mul", value, edit.constant(0.0)), value, **attributes_of(probability.node))
+    for node in reversed(probability.after):
         value = edit(node.op_type, value, *node.input[1:], **attributes_of(node))
     return value
 
 
 def logits_note(graph: onnx.GraphProto, loss: SingleLoss, output: str) -> list[str]:
     """The line of the log about what `read_logits` does, if that is not the output."""
-    if (found := probabilities(graph, loss, output)) is None:
+    if (probability := probabilities(graph, loss, output)) is None:
         return []
     return [
         f"output {walk.quoted(output)} gives probabilities, and {loss.kind} takes logits: the loss reads"
-        f" {walk.quoted(found.logits)}, before {walk.called(found.node)}; the exported model keeps it"
+        f" {walk.quoted(probability.logits)}, before {walk.called(probability.node)}; the exported model keeps it"
     ]

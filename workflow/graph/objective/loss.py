@@ -31,27 +31,29 @@ def outputs_of(graph: onnx.GraphProto, loss: Loss) -> dict[str, str]:
 
     Raises UserError if the run file does not determine it.
     """
-    found = {}
-    for where, each in single_losses(loss).items():
-        found[where] = _output_of(graph, each.output, where)
+    outputs = {}
+    for key_path, single_loss in single_losses(loss).items():
+        outputs[key_path] = _output_of(graph, single_loss.output, key_path)
         for key in ("other", "positive", "negative"):
-            if hasattr(each, key):
-                found[f"{where}.{key}"] = _output_of(graph, getattr(each, key), where, key)
-    return found
+            if hasattr(single_loss, key):
+                outputs[f"{key_path}.{key}"] = _output_of(graph, getattr(single_loss, key), key_path, key)
+    return outputs
 
 
-def _output_of(graph: onnx.GraphProto, output: str | None, where: str, key: str = "output") -> str:
+def _output_of(graph: onnx.GraphProto, output: str | None, location: str, key: str = "output") -> str:
     names = [str(value.name) for value in graph.output]
     if output is None:
         if len(names) == 1:
             return names[0]
         raise UserError(
             f"the model has {len(names)} outputs ({', '.join(names)})",
-            where=where,
+            where=location,
             fix="set `output` to the one for the loss",
         )
     if output not in names:
-        raise UserError(f"the model has no output {output!r}", where=f"{where}.{key}", fix=f"it has {', '.join(names)}")
+        raise UserError(
+            f"the model has no output {output!r}", where=f"{location}.{key}", fix=f"it has {', '.join(names)}"
+        )
     return output
 
 
@@ -71,9 +73,9 @@ def attach(
         names = Names(LOSS_SUM, LOSS_WEIGHT)
         return {names.where: attach_one(edit, labels, loss, outputs[places[names.where]], batch, names)}
     targets, terms = {}, []
-    for place, (where, each) in enumerate(single_losses(loss).items()):
-        terms.append(Names(term_output(loss, place, "sum"), term_output(loss, place, "weight"), where))
-        targets[where] = attach_one(edit, labels, each, outputs[places[where]], batch, terms[-1])
+    for place, (key_path, single_loss) in enumerate(single_losses(loss).items()):
+        terms.append(Names(term_output(loss, place, "sum"), term_output(loss, place, "weight"), key_path))
+        targets[key_path] = attach_one(edit, labels, single_loss, outputs[places[key_path]], batch, terms[-1])
     add_terms(edit, labels, loss, terms, batch)
     return targets
 

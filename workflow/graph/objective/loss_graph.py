@@ -31,14 +31,14 @@ def with_fixed(train: bytes, fixed: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """
     model = onnx.ModelProto.FromString(train)
     graph, edit = model.graph, Editor(model.graph)
-    made = {name for node in graph.node for name in node.output}
+    produced = {name for node in graph.node for name in node.output}
     marks = [node for node in graph.node if fixed.keys() & set(node.output)]
     graph.initializer.extend(numpy_helper.from_array(array, f"{name}.fixed") for name, array in fixed.items())
     for mark in marks:
         name, read = mark.output[0], mark.input[0]
         value = f"{name}.fixed"
         graph.node.remove(mark)
-        if read in made and fixed[name].dtype.kind == "f":
+        if read in produced and fixed[name].dtype.kind == "f":
             flat = edit("Reshape", read, edit.ints(-1))
             first = edit("Slice", flat, edit.ints(0), edit.ints(1))
             value = edit("Where", edit("IsNaN", first), value, value)
@@ -50,8 +50,8 @@ def with_fixed(train: bytes, fixed: Mapping[str, npt.NDArray[Any]]) -> bytes:
 def loss_graph(train: bytes) -> bytes:
     """The training graph with the loss and its weight as the only outputs."""
     model = onnx.ModelProto.FromString(train)
-    kept = [value for value in model.graph.output if value.name in (LOSS_SUM, LOSS_WEIGHT)]
-    make_outputs(model.graph, [type(value).FromString(value.SerializeToString()) for value in kept])
+    outputs = [value for value in model.graph.output if value.name in (LOSS_SUM, LOSS_WEIGHT)]
+    make_outputs(model.graph, [type(value).FromString(value.SerializeToString()) for value in outputs])
     prune(model.graph)
     return bytes(model.SerializeToString())
 
@@ -71,8 +71,8 @@ def with_outputs(train: bytes, names: Sequence[str]) -> bytes:
     """The training graph with these values as its only outputs."""
     model = onnx.ModelProto.FromString(train)
     # The types of our own operators' outputs are only in the graph's descriptions.
-    known = described(model.graph)
-    values = [known.get(name) or helper.make_empty_tensor_value_info(name) for name in names]
+    descriptions = described(model.graph)
+    values = [descriptions.get(name) or helper.make_empty_tensor_value_info(name) for name in names]
     make_outputs(model.graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in values])
     prune(model.graph)
     return bytes(model.SerializeToString())

@@ -24,17 +24,17 @@ OPSET = 18
 OUTPUTS = ("sum", "weight")
 
 
-def graph_inputs(metric: MetricSection, where: str) -> list[str]:
+def graph_inputs(metric: MetricSection, location: str) -> list[str]:
     """The names of the graph's inputs. Raises UserError if the file is not such a graph."""
-    return [str(value.name) for value in _read(metric, where).graph.input]
+    return [str(value.name) for value in _read(metric, location).graph.input]
 
 
 def attach_graph(
-    labels: Labels, metric: MetricSection, outputs: Mapping[str, onnx.ValueInfoProto], batch: str, where: str
+    labels: Labels, metric: MetricSection, outputs: Mapping[str, onnx.ValueInfoProto], batch: str, location: str
 ) -> None:
     """Add the graph's nodes and its two outputs. Raises UserError if an input fits neither an output nor a label."""
     edit, prefix = labels.edit, f"ortflow.{metric.key}/"
-    model = _read(metric, where)
+    model = _read(metric, location)
     graph = compose.add_prefix(model, prefix).graph
     names: dict[str, str] = {}
     for value in model.graph.input:
@@ -48,15 +48,15 @@ def attach_graph(
             raise UserError(
                 f"input {name!r} of {shape} is neither an output of the model nor a label: labels are fp32 or int64 "
                 "with an axis of the samples",
-                where=f"{where}.path",
+                where=f"{location}.path",
                 fix=f"name its inputs as the model's outputs ({', '.join(outputs)}) and as labels",
             )
         else:
-            names[prefix + name] = labels.input(name, value.type.tensor_type.elem_type, dims, f"{where}.path")
+            names[prefix + name] = labels.input(name, value.type.tensor_type.elem_type, dims, f"{location}.path")
     if labels.padded and prefix + VALID not in names:
         raise UserError(
             f"does not read {VALID!r}, so that it would count the samples that `data.last_batch: pad` adds",
-            where=f"{where}.path",
+            where=f"{location}.path",
             fix=f"add the input {VALID!r} (int64 [1], the number of leading rows that count), or use `drop` or `keep`",
         )
     for name in OUTPUTS:
@@ -70,9 +70,9 @@ def attach_graph(
         edit("Cast", flat, output=f"ortflow.{metric.key}_{name}", to=TensorProto.FLOAT)
 
 
-def _read(metric: MetricSection, where: str) -> onnx.ModelProto:
+def _read(metric: MetricSection, location: str) -> onnx.ModelProto:
     assert metric.path is not None
-    path = f"{where}.path"
+    path = f"{location}.path"
     try:
         model = read_model(Path(metric.path))
     except UserError as error:
@@ -88,7 +88,7 @@ def _read(metric: MetricSection, where: str) -> onnx.ModelProto:
         )
     if any(node.domain not in ("", "ai.onnx") for node in model.graph.node) or model.functions:
         raise UserError(f"{metric.path} has operators besides ONNX's own", where=path, fix="use standard operators")
-    version = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), OPSET)
+    version = next((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), OPSET)
     if version != OPSET:
         try:
             model = version_converter.convert_version(model, OPSET)

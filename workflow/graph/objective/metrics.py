@@ -40,22 +40,22 @@ def attach_metrics(
 
     `outputs` are the model's by name.
     """
-    made: dict[str, onnx.ValueInfoProto] = {}
+    outputs_of_metrics: dict[str, onnx.ValueInfoProto] = {}
     bounds: dict[str, int] = {}
     for place, metric in enumerate(metrics):
-        where = f"model.metrics[{place}]"
+        key_path = f"model.metrics[{place}]"
         wrong = misuse(metric, loss)
         if wrong is not None:
-            raise UserError(f"is {metric.name}, which {wrong}", where=where, fix="correct or remove it")
+            raise UserError(f"is {metric.name}, which {wrong}", where=key_path, fix="correct or remove it")
         if metric.name == "graph":
-            attach_graph(labels, metric, outputs, batch, where)
-            made |= {name: scalar(name) for name in sum_and_weight(metric.key)}
+            attach_graph(labels, metric, outputs, batch, key_path)
+            outputs_of_metrics |= {name: scalar(name) for name in sum_and_weight(metric.key)}
         elif metric.name in ATTACH:
-            compared = comparison(labels, metric, loss, outputs, batch, where)
-            made |= {value.name: value for value in ATTACH[metric.name](labels.edit, metric, compared)}
+            compared = comparison(labels, metric, loss, outputs, batch, key_path)
+            outputs_of_metrics |= {value.name: value for value in ATTACH[metric.name](labels.edit, metric, compared)}
             if compared.classes is not None:
                 bounds[compared.name] = compared.classes
-    return list(made.values()), bounds
+    return list(outputs_of_metrics.values()), bounds
 
 
 def with_outputs(metrics: Sequence[MetricSection]) -> tuple[str, ...]:
@@ -92,8 +92,8 @@ def _top_k(edit: Editor, metric: MetricSection, of: Comparison) -> list[onnx.Val
 def _counts(edit: Editor, metric: MetricSection, of: Comparison) -> list[onnx.ValueInfoProto]:
     """For each class or column: correct predictions of 1, all predictions, all labels; one after the other."""
     predicted, actual = of.indicators(edit)
-    both = edit("Mul", predicted, actual)
-    sums = [edit("ReduceSum", each, edit.ints(0), keepdims=0) for each in (both, predicted, actual)]
+    hits = edit("Mul", predicted, actual)
+    sums = [edit("ReduceSum", indicator, edit.ints(0), keepdims=0) for indicator in (hits, predicted, actual)]
     if metric.average == "binary" and of.columns != 2:
         raise UserError(
             f"is binary, and there are {of.columns} classes", where=f"{of.where}.average", fix="use macro or micro"
@@ -113,8 +113,8 @@ def _matrix(edit: Editor, metric: MetricSection, of: Comparison) -> list[onnx.Va
     if of.task == "classes":
         predicted, actual = of.indicators(edit)
     else:
-        both = of.decision(edit), of.truth(edit)
-        sides = [edit("Reshape", edit.cast(edit("And", each, of.counted)), edit.ints(-1, 1)) for each in both]
+        columns = of.decision(edit), of.truth(edit)
+        sides = [edit("Reshape", edit.cast(edit("And", column, of.counted)), edit.ints(-1, 1)) for column in columns]
         counted = edit("Reshape", edit.cast(of.counted), edit.ints(-1, 1))
         predicted, actual = (edit("Concat", edit("Sub", counted, side), side, axis=1) for side in sides)
     matrix = edit("MatMul", edit("Transpose", actual, perm=[1, 0]), predicted)
@@ -157,10 +157,10 @@ def _r2(edit: Editor, metric: MetricSection, of: Comparison) -> list[onnx.ValueI
     error = edit("Sub", x, y)
     ones = edit.cast(of.counted, TensorProto.DOUBLE)
     parts = []
-    for each in (ones, y, edit("Mul", y, y), edit("Mul", error, error)):
-        whole = edit("ReduceSum", edit("Where", of.counted, each, zero), keepdims=0)
-        near = edit.cast(whole)
-        rest = edit.cast(edit("Sub", whole, edit.cast(near, TensorProto.DOUBLE)))
+    for terms in (ones, y, edit("Mul", y, y), edit("Mul", error, error)):
+        total = edit("ReduceSum", edit("Where", of.counted, terms, zero), keepdims=0)
+        near = edit.cast(total)
+        rest = edit.cast(edit("Sub", total, edit.cast(near, TensorProto.DOUBLE)))
         parts += [edit("Reshape", value, edit.ints(1)) for value in (near, rest)]
     return [_vector(edit, edit("Concat", *parts, axis=0), metric.key, len(parts))]
 

@@ -31,10 +31,10 @@ def train_mode(
     over the ranks.
     """
     edit = Editor(graph)
-    switched, kept = _dropout_on(edit)
+    switched, ratios_found = _dropout_on(edit)
     notes = []
     if switched:
-        ratios = ", ".join(f"{ratio:g}" for ratio in sorted(kept))
+        ratios = ", ".join(f"{ratio:g}" for ratio in sorted(ratios_found))
         notes.append(f"switched on {_nodes(switched, 'Dropout')} of ratio {ratios} for training")
     switched, updates = _normalization_on(edit, frozen, replicas)
     sort_nodes(graph)
@@ -47,7 +47,7 @@ def evaluation_mode(graph: onnx.GraphProto) -> None:
     """Set evaluation mode, in place: no Dropout, and BatchNormalization with its running statistics."""
     renamed: dict[str, str] = {}
     outputs = {value.name for value in graph.output}
-    kept = []
+    nodes = []
     for node in graph.node:
         node.input[:] = [renamed.get(name, name) for name in node.input]
         if node.op_type == "Dropout" and node.domain == "":
@@ -61,8 +61,8 @@ def evaluation_mode(graph: onnx.GraphProto) -> None:
                 continue
         elif node.op_type == "BatchNormalization" and node.domain == "":
             _by_statistics(node)
-        kept.append(node)
-    replace(graph.node, kept)
+        nodes.append(node)
+    replace(graph.node, nodes)
 
 
 def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
@@ -148,9 +148,9 @@ def _moved(edit: Editor, count: str, old: Sequence[str], batch: Sequence[str], m
     one = edit.constant(1.0)
     fewer = edit("Max", edit("Sub", count, one), one)
     unbiased = edit("Mul", batch[1], edit("Div", count, fewer))
-    kept, fresh = edit.constant(momentum), edit.constant(1 - momentum)
+    old_share, fresh = edit.constant(momentum), edit.constant(1 - momentum)
     return [
-        edit("Add", edit("Mul", before, kept), edit("Mul", now, fresh))
+        edit("Add", edit("Mul", before, old_share), edit("Mul", now, fresh))
         for before, now in zip(old, (batch[0], unbiased), strict=True)
     ]
 
@@ -174,8 +174,10 @@ def _become_identity(node: onnx.NodeProto) -> None:
 
 
 def _set(node: onnx.NodeProto, **attributes: float) -> None:
-    kept = [a for a in node.attribute if a.name not in attributes]
-    replace(node.attribute, [*kept, *(helper.make_attribute(name, value) for name, value in attributes.items())])
+    attributes_left = [a for a in node.attribute if a.name not in attributes]
+    replace(
+        node.attribute, [*attributes_left, *(helper.make_attribute(name, value) for name, value in attributes.items())]
+    )
 
 
 def _nodes(count: int, operator: str) -> str:

@@ -25,44 +25,50 @@ def objective_of_outputs(
     """
     model = onnx.ModelProto()
     model.CopyFrom(evaluation)
-    graph, known = model.graph, described(model.graph)
+    graph, descriptions = model.graph, described(model.graph)
     makers = walk.producers(graph)
     values = [value for value in graph.output if value.name.startswith("ortflow.")]
-    if any(name not in makers or name not in known for name in outputs):
+    if any(name not in makers or name not in descriptions for name in outputs):
         return None
-    edit, given = Editor(graph), {}
-    made: dict[str, str] = {}
+    edit, input_names = Editor(graph), {}
+    logarithms: dict[str, str] = {}
     for name in outputs:
-        given[name] = edit.fresh("output")
+        input_names[name] = edit.fresh("output")
         node = makers[name]
         if node.op_type in ("Softmax", "Sigmoid") and not node.domain:
             least = edit.constant(SMALLEST)
-            logs = edit("Log", edit("Max", given[name], least))
+            logs = edit("Log", edit("Max", input_names[name], least))
             if node.op_type == "Sigmoid":
-                others = edit("Sub", edit.constant(1.0), given[name])
-                logs = edit("Sub", logs, edit("Log", edit("Max", others, least)))
-            made[node.input[0]] = logs
+                complement = edit("Sub", edit.constant(1.0), input_names[name])
+                logs = edit("Sub", logs, edit("Log", edit("Max", complement, least)))
+            logarithms[node.input[0]] = logs
     nodes = [*graph.node]
     for node in nodes:
-        if not set(node.output) & given.keys():
-            rename_values(node, {**{key: logs for key, logs in made.items() if key not in node.output}, **given})
-    kept = [node for node in nodes if not set(node.output) & (given.keys() | made.keys())]
-    replace(graph.node, kept)
+        if not set(node.output) & input_names.keys():
+            rename_values(
+                node, {**{key: logs for key, logs in logarithms.items() if key not in node.output}, **input_names}
+            )
+    nodes_left = [node for node in nodes if not set(node.output) & (input_names.keys() | logarithms.keys())]
+    replace(graph.node, nodes_left)
     for name in outputs:
-        value = onnx.ValueInfoProto.FromString(known[name].SerializeToString())
-        value.name = given[name]
+        value = onnx.ValueInfoProto.FromString(descriptions[name].SerializeToString())
+        value.name = input_names[name]
         graph.input.append(value)
     make_outputs(graph, [type(value).FromString(value.SerializeToString()) for value in values])
     sort_nodes(graph)
     prune(graph)
     read = used(graph)
-    left = {value.name for value in graph.input if value.name in read} - {*given.values(), *arrays, VALID}
+    unknown_inputs = {value.name for value in graph.input if value.name in read} - {
+        *input_names.values(),
+        *arrays,
+        VALID,
+    }
     inside = {name for node in graph.node for name in node.output} | {tensor.name for tensor in graph.initializer}
-    if left or (read - inside - {value.name for value in graph.input} - {""}):
+    if unknown_inputs or (read - inside - {value.name for value in graph.input} - {""}):
         return None
     inputs = [value for value in graph.input if value.name in read]
     replace(graph.input, inputs)
-    back = {inner: name for name, inner in given.items()}
+    back = {inner: name for name, inner in input_names.items()}
     for value in graph.input:
         value.name = back.get(value.name, value.name)
     for node in graph.node:

@@ -43,18 +43,18 @@ def over_replicas(edit: Editor, data: str, replicas: Replicas) -> Statistics:
     squares = edit("ReduceSum", edit("Mul", moved, moved), edit.ints(0, 2), keepdims=0)
     flat = edit("Reshape", mean, edit.ints(-1))
     count = edit.cast(edit("Div", edit("Size", data), edit("Size", flat)))
-    own = edit("Concat", flat, squares, edit("Reshape", count, edit.ints(1)), axis=0)
-    rows = collective(edit, Kind.ALL_GATHER, edit("Unsqueeze", own, edit.ints(0)), *replicas)
+    statistics = edit("Concat", flat, squares, edit("Reshape", count, edit.ints(1)), axis=0)
+    rows = collective(edit, Kind.ALL_GATHER, edit("Unsqueeze", statistics, edit.ints(0)), *replicas)
     width = edit("Reshape", edit("Size", flat), edit.ints(1))
     means, deviations, counts = (edit.fresh(name) for name in ("means", "deviations", "counts"))
     sizes = edit("Concat", width, width, edit.ints(1), axis=0)
     edit.write("Split", [rows, sizes], [means, deviations, counts], axis=1)
     elements = edit("ReduceSum", counts, keepdims=0)
-    whole = edit("Div", edit("ReduceSum", edit("Mul", means, counts), edit.ints(0), keepdims=0), elements)
-    apart = edit("Sub", means, whole)
+    global_mean = edit("Div", edit("ReduceSum", edit("Mul", means, counts), edit.ints(0), keepdims=0), elements)
+    apart = edit("Sub", means, global_mean)
     between = edit("Mul", edit("Mul", apart, apart), counts)
     total = edit("ReduceSum", edit("Add", deviations, between), edit.ints(0), keepdims=0)
-    return Statistics(whole, edit("Div", total, elements), elements)
+    return Statistics(global_mean, edit("Div", total, elements), elements)
 
 
 def mark(node: onnx.NodeProto, replicas: Replicas) -> None:

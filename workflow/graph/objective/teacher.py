@@ -28,13 +28,13 @@ LARGEST = 3 << 29
 """Bytes of a teacher's weights: the graph that contains them is one protobuf message, of less than 2 GiB."""
 
 
-def teacher_logits(edit: Editor, loss: Divergence, output: str, dims: Dims, where: str) -> str:
+def teacher_logits(edit: Editor, loss: Divergence, output: str, dims: Dims, location: str) -> str:
     """Merge the teacher of a loss into the graph; returns its logits, of the shape `dims`.
 
     `output` is the trained model's. Raises UserError if the teacher does not fit.
     """
     assert loss.teacher is not None
-    path = f"{where}.teacher"
+    path = f"{location}.teacher"
     try:
         model = read_model(Path(loss.teacher))
         for check in (check_sizes, check_constants):
@@ -49,32 +49,32 @@ def teacher_logits(edit: Editor, loss: Divergence, output: str, dims: Dims, wher
             where=path,
             fix="store its outputs as a column of the data, and name that as the label of kl_div",
         )
-    value = _logits(model, loss, output, dims, where)
+    value = _logits(model, loss, output, dims, location)
     prune(model.graph)
-    return _merge(edit, model, value, path, where)
+    return _merge(edit, model, value, path, location)
 
 
-def _logits(model: onnx.ModelProto, loss: Divergence, output: str, dims: Dims, where: str) -> str:
+def _logits(model: onnx.ModelProto, loss: Divergence, output: str, dims: Dims, location: str) -> str:
     """The teacher's logits, made its only output, in evaluation mode."""
     graph, outputs = model.graph, {str(value.name): value for value in model.graph.output}
     name = loss.teacher_output or (next(iter(outputs)) if len(outputs) == 1 else output)
     if name not in outputs:
-        given = f"has no output {name!r}" if loss.teacher_output else f"has {len(outputs)} outputs"
+        problem = f"has no output {name!r}" if loss.teacher_output else f"has {len(outputs)} outputs"
         raise UserError(
-            f"{loss.teacher} {given} ({', '.join(outputs)})",
-            where=f"{where}.teacher_output",
+            f"{loss.teacher} {problem} ({', '.join(outputs)})",
+            where=f"{location}.teacher_output",
             fix="name the one with the logits",
         )
-    own = dims_of(outputs[name])
+    logits_dims = dims_of(outputs[name])
     if (
-        own is None
-        or len(own) != len(dims)
-        or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(own, dims, strict=True))
+        logits_dims is None
+        or len(logits_dims) != len(dims)
+        or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(logits_dims, dims, strict=True))
     ):
-        shape = "an unknown shape" if own is None else f"the shape {text(own)}"
+        shape = "an unknown shape" if logits_dims is None else f"the shape {text(logits_dims)}"
         raise UserError(
             f"output {name!r} of {loss.teacher} has {shape}, and that of the trained model {text(dims)}",
-            where=f"{where}.teacher",
+            where=f"{location}.teacher",
             fix="use a teacher with the same classes",
         )
     make_outputs(graph, [outputs[name]])
@@ -87,29 +87,33 @@ def _logits(model: onnx.ModelProto, loss: Divergence, output: str, dims: Dims, w
     return value
 
 
-def _merge(edit: Editor, model: onnx.ModelProto, value: str, path: str, where: str) -> str:
+def _merge(edit: Editor, model: onnx.ModelProto, value: str, path: str, location: str) -> str:
     """Add the teacher's nodes to the graph; returns the name of `value` there, through which no gradient passes."""
     prefix = f"{edit.fresh('teacher')}/"
-    given, names = described(edit.graph), {}
-    inputs = {str(each.name) for each in edit.graph.input}
+    descriptions, names = described(edit.graph), {}
+    inputs = {str(value.name) for value in edit.graph.input}
     graph = compose.add_prefix(model, prefix).graph
-    for each in model.graph.input:
-        name, kind = str(each.name), each.type.tensor_type.elem_type
+    for teacher_input in model.graph.input:
+        name, kind = str(teacher_input.name), teacher_input.type.tensor_type.elem_type
         names[prefix + name] = name
         if name not in inputs:
-            if name in given or any(name in node.output for node in edit.graph.node):
+            if name in descriptions or any(name in node.output for node in edit.graph.node):
                 raise UserError(
                     f"its input {name!r} is the name of an inner value of the trained model", where=path,
                     fix="rename the input",
                 )  # fmt: skip
-            edit.graph.input.append(onnx.ValueInfoProto.FromString(each.SerializeToString()))
+            edit.graph.input.append(onnx.ValueInfoProto.FromString(teacher_input.SerializeToString()))
             continue
-        other, own, theirs = given[name].type.tensor_type.elem_type, dims_of(each), dims_of(given[name])
+        other, own_dims, model_dims = (
+            descriptions[name].type.tensor_type.elem_type,
+            dims_of(teacher_input),
+            dims_of(descriptions[name]),
+        )
         if other != kind:
             names[prefix + name] = edit.cast(name, kind)
-        if own is not None and theirs is not None and len(own) != len(theirs):
+        if own_dims is not None and model_dims is not None and len(own_dims) != len(model_dims):
             raise UserError(
-                f"its input {name!r} has the shape {text(own)}, and that of the trained model {text(theirs)}",
+                f"its input {name!r} has the shape {text(own_dims)}, and that of the trained model {text(model_dims)}",
                 where=path,
                 fix="rename the input, and give it a column of its own under data.train.columns",
             )

@@ -41,12 +41,12 @@ def table_bounds(graph: onnx.GraphProto, inputs: Iterable[str]) -> dict[str, int
     readers = walk.consumers(graph)
     bounds: dict[str, int] = {}
     for name in inputs:
-        seen, open_values = {name}, [name]
+        visited, open_values = {name}, [name]
         while open_values:
             for node, place in readers.get(open_values.pop(), ()):
                 if node.op_type in _KEEPS_VALUES and (place == 0 or node.op_type == "Concat"):
-                    fresh = set(node.output) - seen
-                    seen |= fresh
+                    fresh = set(node.output) - visited
+                    visited |= fresh
                     open_values.extend(fresh)
                 elif (axis := _indexed_axis(node, place)) is not None:
                     dims = shapes.get(node.input[0])

@@ -54,15 +54,15 @@ def check_sum(graph: onnx.GraphProto, spec: TrainerRunSpec, outputs: Mapping[str
     loss, pieces = spec.onnx_model.loss, spec.replicas * spec.accumulation
     if not isinstance(loss, WeightedSum) or pieces == 1:
         return
-    for where, each in single_losses(loss).items():
-        known = described(graph).get(outputs[where])
-        reason = _varies(each, dims_of(known) if known is not None else None)
+    for key_path, term in single_losses(loss).items():
+        output = described(graph).get(outputs[key_path])
+        reason = _varies(term, dims_of(output) if output is not None else None)
         if reason:
             raise UserError(
-                f"the mean of {each.kind} is over {reason}, and a step has {pieces} micro-batches, over which a sum of"
+                f"the mean of {term.kind} is over {reason}, and a step has {pieces} micro-batches, over which a sum of"
                 " losses cannot take that mean",
-                where=where,
-                fix="train with one micro-batch a step" + _remedy(each),
+                where=key_path,
+                fix="train with one micro-batch a step" + _remedy(term),
             )
 
 

@@ -37,19 +37,19 @@ def fold_constants(model: onnx.ModelProto) -> int:
         # Otherwise nothing is gained but memory lost.
         return 0
     values, outputs = constants_of(graph), {value.name for value in graph.output}
-    opsets = {each.domain: each.version for each in model.opset_import if not each.domain}
-    kept, made = [], dict[str, np.ndarray]()
+    opsets = {opset.domain: opset.version for opset in model.opset_import if not opset.domain}
+    nodes_left, constants = [], dict[str, np.ndarray]()
     for node in graph.node:
         value = _value(node, values, opsets) if node.output[0] not in outputs else None
         if value is None:
-            kept.append(node)
+            nodes_left.append(node)
         else:
-            values[node.output[0]] = made[node.output[0]] = value
-    read = set().union(*(walk.inputs(node) for node in kept))
-    replace(graph.node, kept)
-    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in made.items() if name in read)
+            values[node.output[0]] = constants[node.output[0]] = value
+    read = set().union(*(walk.inputs(node) for node in nodes_left))
+    replace(graph.node, nodes_left)
+    graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in constants.items() if name in read)
     prune(graph)
-    return len(made)
+    return len(constants)
 
 
 def _value(node: onnx.NodeProto, values: dict[str, np.ndarray], opsets: dict[str, int]) -> np.ndarray | None:
@@ -60,6 +60,6 @@ def _value(node: onnx.NodeProto, values: dict[str, np.ndarray], opsets: dict[str
         return None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        (found,) = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in names})
-    array = np.ascontiguousarray(found).reshape(np.shape(found))
+        (result,) = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in names})
+    array = np.ascontiguousarray(result).reshape(np.shape(result))
     return array if array.size <= LARGEST else None

@@ -46,49 +46,53 @@ def counts_on_device(model: onnx.ModelProto, types: Mapping[str, int]) -> int:
     Numbers that become integers again are excluded: they are sizes, which the CPU continues to use.
     """
     graph = model.graph
-    known = {name: dims_of(value) for name, value in described(graph).items()}
+    dims_by_name = {name: dims_of(value) for name, value in described(graph).items()}
     constants = {tensor.name for tensor in graph.initializer}
     constants |= {node.output[0] for node in graph.node if node.op_type == "Constant" and not node.domain}
     on_host = _on_host(graph, constants)
     sizes = _sizes(graph, on_host)
-    device = _Device(graph, known, fresh_names(graph))
+    device = _Device(graph, dims_by_name, fresh_names(graph))
     nodes: list[onnx.NodeProto] = []
-    made = 0
+    moved = 0
     for node in graph.node:
-        if _is_root(node, on_host, types) and node.output[0] not in sizes and known.get(node.output[0]) in ((), (1,)):
+        if (
+            _is_root(node, on_host, types)
+            and node.output[0] not in sizes
+            and dims_by_name.get(node.output[0]) in ((), (1,))
+        ):
             number = device.number(node.input[0])
             if number is not None:
-                node.input[0] = number if known[node.output[0]] == () else device.with_axis(number)
-                made += 1
+                node.input[0] = number if dims_by_name[node.output[0]] == () else device.with_axis(number)
+                moved += 1
             nodes += device.nodes
             device.nodes = []
         nodes.append(node)
-    if made:
+    if moved:
         replace(graph.node, nodes)
         prune(graph)
-    return made
+    return moved
 
 
 def _on_host(graph: onnx.GraphProto, constants: set[str]) -> set[str]:
-    found: set[str] = set()
+    host_values: set[str] = set()
     for node in graph.node:
         inputs = {name for name in node.input if name}
-        carried = node.op_type in CARRIED and inputs & found and inputs <= found | constants
+        carried = node.op_type in CARRIED and inputs & host_values and inputs <= host_values | constants
         if not node.domain and (node.op_type in ROOTS or carried):
-            found.update(node.output)
-    return found
+            host_values.update(node.output)
+    return host_values
 
 
 def _sizes(graph: onnx.GraphProto, on_host: set[str]) -> set[str]:
     """Values on the host from which integers are computed again."""
-    found: set[str] = set()
+    size_values: set[str] = set()
     for node in reversed(graph.node):
         if node.output[0] not in on_host:
             continue
         to = attributes_of(node).get("to") if node.op_type == "Cast" else None
-        if to in INTEGERS or (to is None and node.output[0] in found):
-            found.update(node.input)
-    return found
+        if to in INTEGERS or (to is None and node.output[0] in size_values):
+            size_values.update(node.input)
+    return size_values
 
 
 def _is_root(node: onnx.NodeProto, on_host: set[str], types: Mapping[str, int]) -> bool:
@@ -100,8 +104,8 @@ def _is_root(node: onnx.NodeProto, on_host: set[str], types: Mapping[str, int]) 
 class _Device:
     """Writes nodes that compute on the GPU, as double scalars, what host nodes compute from shapes."""
 
-    def __init__(self, graph: onnx.GraphProto, known: Mapping[str, Dims | None], fresh: Fresh) -> None:
-        self._graph, self._known, self._fresh = graph, known, fresh
+    def __init__(self, graph: onnx.GraphProto, dims_by_name: Mapping[str, Dims | None], fresh: Fresh) -> None:
+        self._graph, self._known, self._fresh = graph, dims_by_name, fresh
         self._makers = {name: node for node in graph.node for name in node.output}
         self._constants = constants_of(graph)
         self._made: dict[str, str] = {}
@@ -110,10 +114,10 @@ class _Device:
     def number(self, value: str) -> str | None:
         """The name of the GPU value equal to a host value; None if it is computed by unsupported operators."""
         if value not in self._made:
-            found = self._number(value)
-            if found is None:
+            device_value = self._number(value)
+            if device_value is None:
                 return None
-            self._made[value] = found
+            self._made[value] = device_value
         return self._made[value]
 
     def _number(self, value: str) -> str | None:
@@ -136,8 +140,8 @@ class _Device:
             parts = [self.number(name) for name in node.input]
             if any(part is None for part in parts):
                 return None
-            made = self._node(node.op_type, *(part for part in parts if part is not None))
-            return self._node("Floor", made) if node.op_type == "Div" else made
+            node_output = self._node(node.op_type, *(part for part in parts if part is not None))
+            return self._node("Floor", node_output) if node.op_type == "Div" else node_output
         return None
 
     def _gathered(self, node: onnx.NodeProto) -> str | None:
@@ -156,11 +160,11 @@ class _Device:
         dims = self._known.get(value)
         if dims is None:
             return None
-        found = self._constant(math.prod(size for size in dims if isinstance(size, int)))
+        product = self._constant(math.prod(size for size in dims if isinstance(size, int)))
         for axis, size in enumerate(dims):
             if not isinstance(size, int):
-                found = self._node("Mul", found, self._length(value, axis))
-        return found
+                product = self._node("Mul", product, self._length(value, axis))
+        return product
 
     def _length(self, value: str, axis: int) -> str:
         dims = self._known[value]

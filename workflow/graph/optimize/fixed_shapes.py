@@ -16,16 +16,16 @@ from ortflow.workflow.graph.ir.order import drop_unread_inputs
 
 def fix_shapes(graph: onnx.GraphProto) -> None:
     """Replace the shapes of inputs that have no dynamic axis, in place, and drop inputs that nothing else reads."""
-    known = {value.name: dims_of(value) for value in graph.input}
-    kept = []
+    dims_of_inputs = {value.name: dims_of(value) for value in graph.input}
+    nodes = []
     for node in graph.node:
-        dims = known.get(node.input[0]) if node.op_type == "Shape" and not node.domain else None
+        dims = dims_of_inputs.get(node.input[0]) if node.op_type == "Shape" and not node.domain else None
         if dims is None or not all(isinstance(size, int) for size in dims):
-            kept.append(node)
+            nodes.append(node)
             continue
         flags = attributes_of(node)
         values = np.array(dims, np.int64)[slice(flags.get("start", 0), flags.get("end"))]
-        kept.append(helper.make_node("Constant", [], node.output, node.name, value=numpy_helper.from_array(values)))
-    if any(node.op_type == "Constant" for node in kept):
-        replace(graph.node, kept)
+        nodes.append(helper.make_node("Constant", [], node.output, node.name, value=numpy_helper.from_array(values)))
+    if any(node.op_type == "Constant" for node in nodes):
+        replace(graph.node, nodes)
     drop_unread_inputs(graph)

@@ -39,7 +39,7 @@ _HOPS = 6
 def fuse(graph: onnx.GraphProto) -> None:
     """Replace each such formula by com.microsoft's Gelu or FastGelu, in place."""
     formulas = _Formulas(graph)
-    found = False
+    is_changed = False
     for node in list(graph.node):
         if node.op_type not in _INNER or node.domain != "":
             continue
@@ -52,8 +52,8 @@ def fuse(graph: onnx.GraphProto) -> None:
         fused = onnx.helper.make_node(_FUSED[node.op_type], [x], [name], name=f"{node.name}/Gelu", domain=MICROSOFT)
         inherit([fused], root)
         root.CopyFrom(fused)
-        found = True
-    if found:
+        is_changed = True
+    if is_changed:
         prune(graph)
 
 
@@ -73,9 +73,9 @@ def unfuse(graph: onnx.GraphProto) -> None:
         if node.op_type not in _FUSED.values() or node.domain != MICROSOFT or len(node.input) > 1:
             continue
         kind = f"{node.op_type}Grad"
-        found = gradients.get((kind, node.input[0]))
+        candidates = gradients.get((kind, node.input[0]))
         if kind in kinds:
-            gradient = found.pop() if found else None
+            gradient = candidates.pop() if candidates else None
             ends = (gradient.input[0], gradient.output[0]) if gradient is not None else None
             write = _exact if node.op_type == "Gelu" else _approximate
             write(edit, node.input[0], node.output[0], ends)
@@ -125,13 +125,13 @@ class _Formulas:
 
     def ancestors(self, name: str) -> Iterator[str]:
         """Values that `name` is computed from, nearest first."""
-        seen, layer = {name}, [name]
+        visited, layer = {name}, [name]
         for _ in range(_HOPS):
             layer = [i for n in layer if n in self._makers for i in self._makers[n].input if i not in self._numbers]
             for value in layer:
-                if value not in seen:
+                if value not in visited:
                     yield value
-                    seen.add(value)
+                    visited.add(value)
 
     def root(self, x: str, t: str) -> onnx.NodeProto | None:
         """The node whose value is Gelu(x), found by following the single readers from t on."""
@@ -173,9 +173,9 @@ def _add(a: Polynomial, b: Polynomial) -> Polynomial:
 
 def _multiply(a: Polynomial, b: Polynomial) -> Polynomial | None:
     product: Polynomial = {}
-    for (i, j), left in a.items():
+    for (i, j), coefficient in a.items():
         for (k, m), right in b.items():
-            product[i + k, j + m] = product.get((i + k, j + m), 0.0) + left * right
+            product[i + k, j + m] = product.get((i + k, j + m), 0.0) + coefficient * right
     return product if len(product) <= 8 else None
 
 

@@ -28,7 +28,7 @@ def fuse(graph: onnx.GraphProto) -> None:
     place.
     """
     finder = _Finder(graph)
-    found = False
+    is_changed = False
     for node in graph.node:
         if node.op_type != "InstanceNormalization" or node.domain != "":
             continue
@@ -37,9 +37,9 @@ def fuse(graph: onnx.GraphProto) -> None:
         if channels is None or finder.channels(x, bias) != channels:
             continue
         groups = channels
-        around = finder.around(node, groups)
-        if around is not None:
-            root, x, scale, bias = around
+        match = finder.around(node, groups)
+        if match is not None:
+            root, x, scale, bias = match
         epsilon = float(attributes_of(node).get("epsilon", _EPSILON))
         name = root.output[0]
         fused = onnx.helper.make_node(
@@ -48,8 +48,8 @@ def fuse(graph: onnx.GraphProto) -> None:
         )  # fmt: skip
         inherit([fused], root)
         root.CopyFrom(fused)
-        found = True
-    if found:
+        is_changed = True
+    if is_changed:
         prune(graph)
 
 
@@ -61,9 +61,9 @@ class _Finder:
         self._readers = walk.consumers(graph)
         self._outputs = {value.name for value in graph.output}
         self._constants = constants_of(graph)
-        known = described(graph)
+        descriptions = described(graph)
         self._dims: dict[str, Dims | None] = {
-            name: dims_of(value) for name, value in known.items() if _is_single(value.type.tensor_type.elem_type)
+            name: dims_of(value) for name, value in descriptions.items() if _is_single(value.type.tensor_type.elem_type)
         }
         self._dims |= {t.name: tuple(t.dims) for t in graph.initializer if _is_single(t.data_type)}
 
@@ -91,7 +91,7 @@ class _Finder:
             return None
         if back is None or not self._is_shape_of(back, x):
             return None
-        found = [x]
+        names = [x]
         for operator in ("Mul", "Add"):
             place = self._reader(back.output[0], operator)
             if place is None or len(set(place.input)) != 2:
@@ -99,9 +99,9 @@ class _Finder:
             (vector,) = (name for name in place.input if name != back.output[0])
             if not self._is_per_channel(vector, x):
                 return None
-            found.append(vector)
+            names.append(vector)
             back = place
-        return back, found[0], found[1], found[2]
+        return back, names[0], names[1], names[2]
 
     def _reader(self, value: str, operator: str) -> onnx.NodeProto | None:
         """The only reader of the value, if it has this operator."""
@@ -116,8 +116,8 @@ class _Finder:
         maker = self._makers.get(reshape.input[1])
         if maker is not None and maker.op_type == "Shape" and maker.input[0] == x:
             return not attributes_of(maker).get("start", 0) and "end" not in attributes_of(maker)
-        made, dims = self._dims.get(reshape.output[0]), self._dims.get(x)
-        return made is not None and made == dims and None not in made
+        output_dims, dims = self._dims.get(reshape.output[0]), self._dims.get(x)
+        return output_dims is not None and output_dims == dims and None not in output_dims
 
     def _is_per_channel(self, vector: str, x: str) -> bool:
         """Whether the value has one element per channel of `x` and is broadcast over its other axes."""

@@ -26,7 +26,7 @@ _SHOWN = 3
 
 
 def mark_layers(
-    model: onnx.ModelProto, wanted: Literal["layers"] | Sequence[Sequence[str]], trained: Collection[str], loss: str
+    model: onnx.ModelProto, setting: Literal["layers"] | Sequence[Sequence[str]], trained: Collection[str], loss: str
 ) -> list[str]:
     """Mark the layers of `model.recompute`, in place; returns log lines.
 
@@ -35,9 +35,9 @@ def mark_layers(
     UserError
         If there are no such layers.
     """
-    if wanted == "layers":
+    if setting == "layers":
         return _mark_repeats(model, trained, loss)
-    _mark_named(model.graph, wanted)
+    _mark_named(model.graph, setting)
     return []
 
 
@@ -52,10 +52,10 @@ def _mark_repeats(model: onnx.ModelProto, trained: Collection[str], loss: str) -
     graph = model.graph
     layers: list[list[Segment]] = []
     for segments in trunks_of(graph, shapes.value_types(model), trained, loss):
-        spans = repeated([each.kind for each in segments], [len(each.places) for each in segments])
-        found = [segments[slice(*span)] for span in spans]
-        if _size(found) > _MORE * _size(layers):
-            layers = found
+        spans = repeated([segment.kind for segment in segments], [len(segment.places) for segment in segments])
+        repeats = [segments[slice(*span)] for span in spans]
+        if _size(repeats) > _MORE * _size(layers):
+            layers = repeats
     if not layers:
         raise UserError(
             "is layers, and no layers repeat in the graph between places that a single activation crosses",
@@ -65,8 +65,8 @@ def _mark_repeats(model: onnx.ModelProto, trained: Collection[str], loss: str) -
     for number, layer in enumerate(layers):
         _mark(graph, [place for segment in layer for place in segment.places], number)
     ends = [layer[-1].end for layer in layers]
-    more = f" and {len(ends) - _SHOWN} more" if len(ends) > _SHOWN else ""
-    return [f"{len(ends)} layers found for recomputation, which end with {', '.join(ends[:_SHOWN])}{more}"]
+    rest = f" and {len(ends) - _SHOWN} more" if len(ends) > _SHOWN else ""
+    return [f"{len(ends)} layers found for recomputation, which end with {', '.join(ends[:_SHOWN])}{rest}"]
 
 
 def _mark_named(graph: onnx.GraphProto, ends: Sequence[Sequence[str]]) -> None:

@@ -20,15 +20,15 @@ def divide_means(graph: onnx.GraphProto) -> None:
     ]
     edit = Editor(graph)
     for node in means:
-        given, labels, mean = attributes_of(node), node.input[1], node.output[0]
-        reduction = next((each for each in node.attribute if each.name == "reduction"), None)
+        flags, labels, mean = attributes_of(node), node.input[1], node.output[0]
+        reduction = next((flag for flag in node.attribute if flag.name == "reduction"), None)
         if reduction is None:
             node.attribute.append(onnx.helper.make_attribute("reduction", "sum"))
         else:
             reduction.s = b"sum"
         node.output[0] = f"{mean}/sum"
-        if "ignore_index" in given:
-            rows = edit("Not", edit("Equal", labels, edit.constant(given["ignore_index"], "int64")))
+        if "ignore_index" in flags:
+            rows = edit("Not", edit("Equal", labels, edit.constant(flags["ignore_index"], "int64")))
             count = edit("ReduceSum", edit("Cast", rows, to=TensorProto.FLOAT), keepdims=0)
         else:
             count = edit("Cast", edit("Size", labels), to=TensorProto.FLOAT)

@@ -40,12 +40,12 @@ def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(model)
     _plain_transposes(copy.graph)
     context = context_of(copy)
-    made = {name: node for node in copy.graph.node for name in node.output}
+    makers = {name: node for node in copy.graph.node for name in node.output}
     nodes: list[onnx.NodeProto] = []
     again = False
     constants, types = constants_of(copy.graph), element_types(copy)
     for node in copy.graph.node:
-        rewrite = _rewrite_of(node, made, constants, context, types)
+        rewrite = _rewrite_of(node, makers, constants, context, types)
         if rewrite is None:
             nodes.append(node)
             continue
@@ -69,7 +69,7 @@ def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _rewrite_of(
     node: onnx.NodeProto,
-    made: Mapping[str, onnx.NodeProto],
+    makers: Mapping[str, onnx.NodeProto],
     constants: Mapping[str, np.ndarray],
     context: Context,
     types: Mapping[str, int],
@@ -78,7 +78,7 @@ def _rewrite_of(
     if _sums_rows(node, constants, context, types):
         return rows_by_product
     if _races(node, context):
-        return functools.partial(add_integers, onto_zeros=_is_zeros(made.get(node.input[0])))
+        return functools.partial(add_integers, onto_zeros=_is_zeros(makers.get(node.input[0])))
     if _normalizes_batch(node, context):
         return normalize_batch
     if pads_unevenly(node):
@@ -133,16 +133,16 @@ def normalize_batch(w: Replacement) -> None:
     spread = w("ReduceMean", w("Mul", centred, centred), axes, keepdims=1)
     inverse = w("Reciprocal", w("Sqrt", w("Add", spread, w.constant(w.attribute("epsilon", 1e-5)))))
     scaled = w("Mul", inverse, w("Reshape", scale, along))
-    made = w("Add", w("Mul", centred, scaled), w("Reshape", bias, along))
+    normalised = w("Add", w("Mul", centred, scaled), w("Reshape", bias, along))
     running = []
     for place, (old, new) in enumerate(((mean, average), (variance, spread)), 1):
         if len(w.node.output) <= place or not w.node.output[place]:
             running.append("")
             continue
         flat = w("Reshape", new, w.ints(-1))
-        kept = w("Mul", old, w.constant(momentum))
-        running.append(w("Add", kept, w("Mul", flat, w.constant(1 - momentum))) if momentum else flat)
-    w.done(made, *running)
+        old_part = w("Mul", old, w.constant(momentum))
+        running.append(w("Add", old_part, w("Mul", flat, w.constant(1 - momentum))) if momentum else flat)
+    w.done(normalised, *running)
 
 
 def join_in_parts(w: Replacement) -> None:
@@ -215,9 +215,9 @@ def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
     two, bits = w.constant(2.0), w.constant(float(BITS))
     scale, back = w("Pow", two, w("Sub", bits, exponent)), w("Pow", two, w("Sub", exponent, bits))
     nothing = w("ReduceSum", w("Mul", updates, w.constant(0.0)), keepdims=0)
-    whole = w("Cast", w("Mul", updates, scale), to=TensorProto.INT64)
+    integers = w("Cast", w("Mul", updates, scale), to=TensorProto.INT64)
     empty = w("ConstantOfShape", w("Shape", data), value=onnx.numpy_helper.from_array(np.zeros(1, np.int64)))
-    added = w("ScatterElements", empty, places, whole, axis=axis, reduction="add")
+    added = w("ScatterElements", empty, places, integers, axis=axis, reduction="add")
     result = w("Mul", w("Cast", added, to=TensorProto.FLOAT), w("Add", back, nothing))
     w.done(result if onto_zeros else w("Add", data, result))
 
@@ -235,8 +235,8 @@ def _plain_transposes(graph: onnx.GraphProto) -> None:
         if node.op_type == "Reshape" and node.input[0] in turned and node.input[1] in constants
         and constants[node.input[1]].tolist() == [0, -1]
     }  # fmt: skip
-    kept = {value.name for value in graph.output}
-    names = {old: new for old, new in names.items() if old not in kept}
+    outputs = {value.name for value in graph.output}
+    names = {old: new for old, new in names.items() if old not in outputs}
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
     prune(graph)

@@ -29,11 +29,11 @@ def results_first(graph: onnx.GraphProto) -> None:
 def _ends(graph: onnx.GraphProto) -> set[int]:
     """Positions of the nodes whose values are outputs, or reach only outputs through operators of _PASSED_ON."""
     ends: set[int] = set()
-    needed: set[str] = set()
+    names_read: set[str] = set()
     for place in range(len(graph.node) - 1, -1, -1):
         node = graph.node[place]
-        if needed.isdisjoint(node.output):
+        if names_read.isdisjoint(node.output):
             ends.add(place)
         if place not in ends or node.op_type not in _PASSED_ON:
-            needed |= walk.inputs(node)
+            names_read |= walk.inputs(node)
     return ends

@@ -53,12 +53,12 @@ def recompute(
     first = [node for place, node in enumerate(graph.node) if place in forward]
     later = [node for place, node in enumerate(graph.node) if place not in forward]
     parts = _layers(first) if marked else _parts(first, patterns, partial=partial)
-    edit, known = Editor(graph), _of_weights(graph, first)
-    repeated = sum(_repeat(edit, part, first, later, roots, known) for part in parts.values())
+    edit, weight_values = Editor(graph), _of_weights(graph, first)
+    repeated = sum(_repeat(edit, part, first, later, roots, weight_values) for part in parts.values())
     sort_nodes(graph)
     prune(graph)
-    what = "layers" if marked else f"parts ({', '.join(patterns)})"
-    return [f"{repeated} nodes of {len(parts)} {what} recomputed for the backward pass"]
+    noun = "layers" if marked else f"parts ({', '.join(patterns)})"
+    return [f"{repeated} nodes of {len(parts)} {noun} recomputed for the backward pass"]
 
 
 def _layers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
@@ -69,12 +69,12 @@ def _layers(nodes: Sequence[onnx.NodeProto]) -> dict[str, list[onnx.NodeProto]]:
     follows: list[set[str]] = []
     """The layers that a node follows with nothing but unmarked nodes between."""
     for place, node in enumerate(nodes):
-        found = set[str]()
+        layers = set[str]()
         for name in walk.inputs(node) & makers.keys():
             readers.setdefault(makers[name], []).append(place)
             mark = marks[makers[name]]
-            found |= follows[makers[name]] if mark is None else {mark}
-        follows.append(found)
+            layers |= follows[makers[name]] if mark is None else {mark}
+        follows.append(layers)
     for place in reversed(range(len(nodes))):
         behind = {marks[reader] for reader in readers.get(place, ())}
         if marks[place] is None and len(behind) == 1:
@@ -92,14 +92,14 @@ def _parts(
 ) -> dict[str, list[onnx.NodeProto]]:
     """The outermost scope that a pattern matches -> its nodes."""
     scopes = [scopes_of(node) for node in nodes]
-    known = list(dict.fromkeys(scope for each in scopes for scope in each))
+    all_scopes = list(dict.fromkeys(scope for node_scopes in scopes for scope in node_scopes))
     for place, pattern in enumerate([] if partial else patterns):
-        matches(pattern, known, f"{WHERE}[{place}]", "module or node of the model")
+        matches(pattern, all_scopes, f"{WHERE}[{place}]", "module or node of the model")
     parts: dict[str, list[onnx.NodeProto]] = {}
-    for node, each in zip(nodes, scopes, strict=True):
-        chosen = next((scope for scope in each if _matched(scope, patterns)), None)
-        if chosen is not None:
-            parts.setdefault(chosen, []).append(node)
+    for node, node_scopes in zip(nodes, scopes, strict=True):
+        outermost = next((scope for scope in node_scopes if _matched(scope, patterns)), None)
+        if outermost is not None:
+            parts.setdefault(outermost, []).append(node)
     return parts
 
 
@@ -121,31 +121,31 @@ def _repeat(
     Values that nodes of the model outside the part read in the forward pass (`first`) are kept. Our own nodes, which
     update statistics or compute the loss, need them only briefly.
     """
-    own = {id(node) for node in part}
-    others = (node for node in first if id(node) not in own and not node.name.startswith(_OURS))
-    kept = {name for node in others for name in walk.inputs(node)}
+    part_ids = {id(node) for node in part}
+    other_nodes = (node for node in first if id(node) not in part_ids and not node.name.startswith(_OURS))
+    read_elsewhere = {name for node in other_nodes for name in walk.inputs(node)}
     constants = constants_of(edit.graph)
     copyable = [node for node in part if _is_copyable(node, constants)]
     masks = {node.output[1] for node in part if node.op_type == "Dropout" and len(node.output) > 1}
-    makers = {name: node for node in copyable for name in node.output if name and name not in kept | masks}
+    makers = {name: node for node in copyable for name in node.output if name and name not in read_elsewhere | masks}
     readers = [node for node in later if any(name in makers for name in node.input)]
     gradient = _gradient_before(makers, later, roots)
     if gradient is None:
         return 0
-    needed: set[str] = set()
+    needed_values: set[str] = set()
     waiting = [name for node in readers for name in node.input if name in makers]
     while waiting:
         name = waiting.pop()
-        if name not in needed:
-            needed.add(name)
+        if name not in needed_values:
+            needed_values.add(name)
             waiting += [read for read in makers[name].input if read in makers]
-    copied = [node for node in copyable if needed.intersection(node.output)]
+    copied = [node for node in copyable if needed_values.intersection(node.output)]
     renamed = {name: edit.fresh(f"{name}.again") for node in copied for name in node.output if name}
     gate = _gate(edit, gradient)
     outside = [name for node in copied for name in node.input if name and name not in makers]
-    known = described(edit.graph)
+    descriptions = described(edit.graph)
     for name in dict.fromkeys(outside):
-        real = name in known and known[name].type.tensor_type.elem_type == TensorProto.FLOAT
+        real = name in descriptions and descriptions[name].type.tensor_type.elem_type == TensorProto.FLOAT
         if real and name not in of_weights:
             renamed[name] = edit("Where", gate, name, name, output=edit.fresh(f"{name}.again"))
     for node in copied:
@@ -159,9 +159,9 @@ def _repeat(
             continue
         edit.write(node.op_type, inputs, outputs, node.domain, **attributes_of(node))
     for name in renamed:
-        if name not in known:
+        if name not in descriptions:
             continue
-        copy = onnx.ValueInfoProto.FromString(known[name].SerializeToString())
+        copy = onnx.ValueInfoProto.FromString(descriptions[name].SerializeToString())
         copy.name = renamed[name]
         edit.graph.value_info.append(copy)
     for node in readers:
@@ -171,13 +171,13 @@ def _repeat(
 
 def _of_weights(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> set[str]:
     """Weights, which have fixed shapes, and what the nodes compute from weights and constants alone."""
-    found = {value.name for value in graph.input if not _varies(value)}
+    values = {value.name for value in graph.input if not _varies(value)}
     constants = {tensor.name for tensor in graph.initializer}
     for node in nodes:
         read = walk.inputs(node)
-        if node.op_type not in _DRAWS and read and read <= found | constants:
-            found.update(name for name in node.output if name)
-    return found
+        if node.op_type not in _DRAWS and read and read <= values | constants:
+            values.update(name for name in node.output if name)
+    return values
 
 
 def _varies(value: onnx.ValueInfoProto) -> bool:
@@ -213,9 +213,9 @@ def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto], r
         # A subgraph's values come last, in a fixed order.
         read = [*node.input, *sorted(walk.inputs(node).difference(node.input))]
         if touched.intersection(read):
-            found = [str(name) for name in read if name in gradients and name not in touched]
-            if found:
-                return found[0]
+            candidates = [str(name) for name in read if name in gradients and name not in touched]
+            if candidates:
+                return candidates[0]
             touched.update(node.output)
         if node.op_type not in _NOT_REAL and gradients.intersection(read):
             gradients.update(node.output)

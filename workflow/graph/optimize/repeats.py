@@ -32,18 +32,18 @@ def repeated(kinds: Sequence[int], sizes: Sequence[int]) -> list[Span]:
         return []
     largest = max(sum(sizes[start:stop]) for start, stop in units)
     first, last = units[0][0], units[-1][1]
-    seen = set(kinds[first:last])
-    while first > 0 and kinds[first - 1] in seen:
+    kinds_of_layer = set(kinds[first:last])
+    while first > 0 and kinds[first - 1] in kinds_of_layer:
         first -= 1
-    while last < len(kinds) and kinds[last] in seen:
+    while last < len(kinds) and kinds[last] in kinds_of_layer:
         last += 1
-    found: list[Span] = []
+    spans: list[Span] = []
     at = first
     for start, stop in [*units, (last, last)]:
-        found += _packed(sizes, at, start, largest)
-        found += [(start, stop)] if stop > start else []
+        spans += _packed(sizes, at, start, largest)
+        spans += [(start, stop)] if stop > start else []
         at = stop
-    return [span for span in found if sum(sizes[slice(*span)]) >= SMALLEST]
+    return [span for span in spans if sum(sizes[slice(*span)]) >= SMALLEST]
 
 
 def _runs(kinds: Sequence[int], sizes: Sequence[int], low: int, high: int) -> list[Span]:
@@ -84,10 +84,10 @@ def _score(size: int, times: int) -> float:
 
 def _packed(sizes: Sequence[int], start: int, stop: int, largest: int) -> list[Span]:
     """Segments as few layers, none larger than `largest` unless a single segment is."""
-    found: list[Span] = []
+    spans: list[Span] = []
     for at in range(start, stop):
-        if found and sum(sizes[found[-1][0] : at + 1]) <= largest:
-            found[-1] = found[-1][0], at + 1
+        if spans and sum(sizes[spans[-1][0] : at + 1]) <= largest:
+            spans[-1] = spans[-1][0], at + 1
         else:
-            found.append((at, at + 1))
-    return found
+            spans.append((at, at + 1))
+    return spans

@@ -46,8 +46,10 @@ def _casts(graph: onnx.GraphProto) -> None:
     kinds = {name: value.type.tensor_type.elem_type for name, value in described(graph).items()}
 
     def source(node: onnx.NodeProto) -> str:
-        same = node.op_type == "Cast" and node.domain == "" and kinds.get(node.input[0], 0) == attributes_of(node)["to"]
-        return node.input[0] if same else ""
+        is_useless = (
+            node.op_type == "Cast" and node.domain == "" and kinds.get(node.input[0], 0) == attributes_of(node)["to"]
+        )
+        return node.input[0] if is_useless else ""
 
     if bypass(graph, source):
         prune(graph)

@@ -27,7 +27,7 @@ _EPSILON = 1e-5
 def fuse(graph: onnx.GraphProto) -> None:
     """Replace x / sqrt(mean(x^2) + epsilon) * scale over the last axis by SimplifiedLayerNormalization, in place."""
     formula = _Formula(graph)
-    found = False
+    is_changed = False
     for node in graph.node:
         for value, scale in formula.pairs(node, "Mul"):
             match = formula.normalised(value)
@@ -40,9 +40,9 @@ def fuse(graph: onnx.GraphProto) -> None:
             )
             inherit([fused], node)
             node.CopyFrom(fused)
-            found = True
+            is_changed = True
             break
-    if found:
+    if is_changed:
         prune(graph)
 
 

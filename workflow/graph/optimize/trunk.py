@@ -39,19 +39,19 @@ def trunks_of(
     place is left out.
     """
     path = gradient_path(graph, types, trained, [loss])
-    given = {value.name for value in graph.input if value.name not in trained}
-    flow, values = _flow(graph, path.nodes, path.values, given)
+    data_inputs = {value.name for value in graph.input if value.name not in trained}
+    flow, values = _flow(graph, path.nodes, path.values, data_inputs)
     reads: dict[str, list[int]] = {}
     for number, place in enumerate(flow):
         for name in walk.inputs(graph.node[place]) & values:
             reads.setdefault(name, []).append(number)
-    made = {name: number for number, place in enumerate(flow) for name in graph.node[place].output}
+    step_of = {name: number for number, place in enumerate(flow) for name in graph.node[place].output}
     long = {
-        part: {n for n, at in reads.items() if len(at) >= READERS and at[-1] - made[n] > part * len(flow)}
+        part: {n for n, at in reads.items() if len(at) >= READERS and at[-1] - step_of[n] > part * len(flow)}
         for part in SPANS
     }
-    shared = [set[str](), *(each for each in long.values() if each)]
-    return [_segments(graph, flow, values, reads, each) for each in shared]
+    shared = [set[str](), *(names for names in long.values() if names)]
+    return [_segments(graph, flow, values, reads, names) for names in shared]
 
 
 def _flow(
@@ -76,7 +76,7 @@ def _segments(
     reads: Mapping[str, Sequence[int]],
     shared: Collection[str],
 ) -> list[Segment]:
-    found: list[Segment] = []
+    segments: list[Segment] = []
     kinds: dict[tuple[int, ...], int] = {}
     crossing: set[str] = set()
     start, before = 0, ""
@@ -92,31 +92,31 @@ def _segments(
             continue
         places = _computing(graph, flow[start : number + 1], end, shared)
         form = _form([graph.node[at] for at in places], before, values, shared)
-        found.append(Segment(places, kinds.setdefault(form, len(kinds)), end))
+        segments.append(Segment(places, kinds.setdefault(form, len(kinds)), end))
         start, before = number + 1, end
-    return found
+    return segments
 
 
 def _computing(graph: onnx.GraphProto, places: Sequence[int], end: str, shared: Collection[str]) -> tuple[int, ...]:
     """The nodes that a value is computed from; not those that only compute shared values, as T5's first layer does."""
-    wanted, found = {end}, []
+    needs, places_read = {end}, []
     for place in reversed(places):
         node = graph.node[place]
-        if not wanted.isdisjoint(node.output) and not any(name in shared for name in node.output):
-            wanted |= walk.inputs(node)
-            found.append(place)
-    return tuple(reversed(found))
+        if not needs.isdisjoint(node.output) and not any(name in shared for name in node.output):
+            needs |= walk.inputs(node)
+            places_read.append(place)
+    return tuple(reversed(places_read))
 
 
 def _form(
     nodes: Sequence[onnx.NodeProto], entry: str, values: Collection[str], shared: Collection[str]
 ) -> tuple[int, ...]:
     """Hashes of the nodes by operator and by the nodes that they read, in an order that does not depend on the file."""
-    known: dict[str, int] = {entry: 1}
+    hash_of: dict[str, int] = {entry: 1}
     hashes = []
     for node in nodes:
-        read = tuple(known.get(n, 2) if n in values and n not in shared else 3 for n in node.input)
-        own = hash((node.domain, node.op_type, read))
-        known.update((name, hash((own, slot))) for slot, name in enumerate(node.output) if name)
-        hashes.append(own)
+        read = tuple(hash_of.get(n, 2) if n in values and n not in shared else 3 for n in node.input)
+        node_hash = hash((node.domain, node.op_type, read))
+        hash_of.update((name, hash((node_hash, slot))) for slot, name in enumerate(node.output) if name)
+        hashes.append(node_hash)
     return tuple(sorted(hashes))

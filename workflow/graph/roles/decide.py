@@ -119,10 +119,10 @@ def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequen
     graph = model.graph
     consumers = walk.readers(graph)
     producers = {name: node for node in walk.with_branches(graph.node) for name in node.output if name}
-    known = _from_metadata(model)
+    recorded_roles = _from_metadata(model)
     trains = any(role_heuristics.in_training(node) for node in graph.node)
     judged = [
-        known.get(tensor.name)
+        recorded_roles.get(tensor.name)
         or _judge(tensor, role_heuristics.uses(tensor.name, consumers), producers, labels, graph, trains)
         for tensor in graph.initializer
     ]
@@ -213,16 +213,16 @@ def _indexed_by(gather: onnx.NodeProto, names: Collection[str], producers: dict[
 def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
     """Roles that the export function recorded in the model. Running statistics are state unless recorded as frozen."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    found: dict[str, Role] = {}
+    roles: dict[str, Role] = {}
     for key, names in recorded(model).items():
         for name in names:
             if name in tensors and tensors[name].data_type == TensorProto.FLOAT:
-                found[name] = _role(tensors[name], METADATA[key], RECORDED)
+                roles[name] = _role(tensors[name], METADATA[key], RECORDED)
     consumers = walk.readers(model.graph)
-    for name in [n for n in found if any(role_heuristics.is_state(*use) for use in consumers.get(n, ()))]:
-        if found[name].role != "frozen":
-            del found[name]
-    return found
+    for name in [n for n in roles if any(role_heuristics.is_state(*use) for use in consumers.get(n, ()))]:
+        if roles[name].role != "frozen":
+            del roles[name]
+    return roles
 
 
 def _apply_patterns(judged: list[Role], patterns: ParameterPatterns) -> list[Role]:
@@ -234,16 +234,16 @@ def _apply_patterns(judged: list[Role], patterns: ParameterPatterns) -> list[Rol
     roles = {entry.name: entry for entry in judged}
     for key, globs, role in lists:
         for place, glob in enumerate(globs):
-            where = f"model.parameters.{key}[{place}]"
-            matched = matches(glob, roles, where, "initializer of the model")
+            key_path = f"model.parameters.{key}[{place}]"
+            matched = matches(glob, roles, key_path, "initializer of the model")
             able = [name for name in matched if _unable(roles[name], role) is None]
             if not able:
                 # A pattern for a part of the model may also match integers and statistics, but not only those.
                 raise UserError(
-                    f"{matched[0]!r} {_unable(roles[matched[0]], role)}", where=where, fix="narrow the pattern"
+                    f"{matched[0]!r} {_unable(roles[matched[0]], role)}", where=key_path, fix="narrow the pattern"
                 )
             for name in able:
-                roles[name] = replace(roles[name], role=role, reason=f"{where} says so", confidence="certain")
+                roles[name] = replace(roles[name], role=role, reason=f"{key_path} says so", confidence="certain")
     return list(roles.values())
 
 

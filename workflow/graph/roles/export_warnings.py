@@ -32,17 +32,17 @@ def find_export_warnings(model: onnx.ModelProto, roles: Roles) -> list[str]:
     ]
 
 
-def refusal(export_warnings: list[str], where: str) -> UserError:
+def refusal(export_warnings: list[str], location: str) -> UserError:
     """The error to raise if a model with such signs is to be trained."""
-    more = (
+    rest = (
         f"; and {len(export_warnings) - _LISTED} more signs (`ortflow inspect` lists them)"
         if len(export_warnings) > _LISTED
         else ""
     )
     return UserError(
         f"the model was exported for inference and would train differently from the module: "
-        f"{'; '.join(export_warnings[:_LISTED])}{more}",
-        where=where,
+        f"{'; '.join(export_warnings[:_LISTED])}{rest}",
+        where=location,
         fix=f"export it again with ortflow.export_for_training, or set {ACCEPT}: true to train it unchanged",
     )
 

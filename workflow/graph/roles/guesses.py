@@ -27,26 +27,26 @@ def judged_constants(roles: Roles) -> list[str]:
     ]
 
 
-def refuse_guesses(roles: Roles, where: str) -> None:
+def refuse_guesses(roles: Roles, location: str) -> None:
     """Raise UserError if guesses alone leave more than LARGEST_SHARE of the float values untrained."""
     guesses = [role for role in roles if role.confidence == "guess"]
     if _share(guesses, roles) > LARGEST_SHARE:
         raise UserError(
             f"the file does not say whether these are parameters: {_described(guesses, roles)}",
-            where=where,
+            where=location,
             fix="name each under model.parameters.train, .freeze or .constant",
         )
 
 
-def _described(some: Sequence[Role], roles: Roles) -> str:
-    largest = sorted(some, key=lambda role: -role.count)
+def _described(guesses: Sequence[Role], roles: Roles) -> str:
+    largest = sorted(guesses, key=lambda role: -role.count)
     names = ", ".join(f"{role.name!r} ({role.reason})" for role in largest[:_NAMED])
-    more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
-    values = sum(role.count for role in some)
-    return f"{names}{more}, {values:,} values, {_share(some, roles):.2%} of the model's"
+    rest = f" and {len(guesses) - _NAMED} more" if len(guesses) > _NAMED else ""
+    values = sum(role.count for role in guesses)
+    return f"{names}{rest}, {values:,} values, {_share(guesses, roles):.2%} of the model's"
 
 
-def _share(some: Sequence[Role], roles: Roles) -> float:
+def _share(guesses: Sequence[Role], roles: Roles) -> float:
     """Share of all float values in the file."""
     everything = sum(role.count for role in roles if role.dtype == "FLOAT")
-    return sum(role.count for role in some) / max(everything, 1)
+    return sum(role.count for role in guesses) / max(everything, 1)

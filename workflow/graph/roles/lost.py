@@ -76,7 +76,7 @@ def folded_scales(model: onnx.ModelProto, roles: Roles) -> list[str]:
     present = {tensor.name for tensor in model.graph.initializer}
     if lost and present.issuperset(lost):
         return []
-    found = [
+    scales = [
         role.name
         for role in roles
         if role.role == "constant"
@@ -84,10 +84,10 @@ def folded_scales(model: onnx.ModelProto, roles: Roles) -> list[str]:
         and is_folded_name(role.name)
         and any(_scales_a_norm(node, place, producers) for node, place in role_heuristics.uses(role.name, consumers))
     ]
-    if not found:
+    if not scales:
         return []
     return [
-        f"{len(found)} constant{'s' if len(found) > 1 else ''}, such as {found[0]!r}, scale or shift the output "
+        f"{len(scales)} constant{'s' if len(scales) > 1 else ''}, such as {scales[0]!r}, scale or shift the output "
         f"of a normalisation: the exporter folded parameters into them, which would not train"
     ]
 
@@ -120,7 +120,7 @@ def lost_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
     if not missing:
         return []
     used = {scopes.module_of(name) for name in listed["PARAMETER"] if name in present}
-    around = {parent for module in used for parent in _parents(module)}
+    parents = {parent for module in used for parent in _parents(module)}
     borrowing = set(_borrowing(model, present.intersection(listed["PARAMETER"])))
     transposed = any(is_folded_name(name) for name in present)
     folded = any(role.confidence == "guess" for role in roles)
@@ -132,7 +132,7 @@ def lost_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
         if module in borrowing or (transposed and kind.startswith("weight")):
             return False
         # A single parameter of the root module is often unused, for example a mask token; folding leaves a constant.
-        return module in used or (folded and module in around)
+        return module in used or (folded and module in parents)
 
     lost = [name for name in missing if is_lost(name)]
     if not lost:

@@ -48,16 +48,16 @@ def store_made_weights(model: onnx.ModelProto, patterns: ParameterPatterns) -> t
     values = _evaluated(model, list(places)) if places else {}
     is_own = _owned(model, patterns)
     stored = {name: value for name, value in values.items() if is_own(name)}
-    left = [name for name in values if name not in stored and not _is_placeholder(places[name])]
+    untrained = [name for name in values if name not in stored and not _is_placeholder(places[name])]
     if stored:
         graph.initializer.extend(numpy_helper.from_array(value, name) for name, value in stored.items())
         replace(graph.node, [node for node in graph.node if stored.keys().isdisjoint(node.output)])
         prune(graph)
     notes = [f"made by nodes, and stored as weights: {_few([repr(name) for name in stored])}"] if stored else []
-    named = _few([f"{name!r} (weight of {places[name].op_type})" for name in left])
-    them = "they are" if len(left) > 1 else "it is"
-    warning = f"not trained, because {them} made by nodes: {named}; model.parameters.train overrides this"
-    return notes, [warning] if left else []
+    examples = _few([f"{name!r} (weight of {places[name].op_type})" for name in untrained])
+    them = "they are" if len(untrained) > 1 else "it is"
+    warning = f"not trained, because {them} made by nodes: {examples}; model.parameters.train overrides this"
+    return notes, [warning] if untrained else []
 
 
 def _few(names: Sequence[str]) -> str:
@@ -83,22 +83,22 @@ def _is_placeholder(node: onnx.NodeProto) -> bool:
 def _places(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
     """The fp32 values that are made of numbers and read as weights -> a node that reads them, also rearranged."""
     graph = model.graph
-    made = _made(model)
-    if not made:
+    makers = _made(model)
+    if not makers:
         return {}
     consumers, types = walk.readers(graph), shapes.value_types(model)
     producers = {name: node for node in walk.with_branches(graph.node) for name in node.output if name}
     with_data = _with_data(graph)
     outputs = {value.name for value in graph.output}
-    found: dict[str, onnx.NodeProto] = {}
+    readers_of: dict[str, onnx.NodeProto] = {}
     derived: set[str] = set()
-    for name, maker in made.items():
+    for name, maker in makers.items():
         if not derived.isdisjoint(maker.input):
             derived.add(name)
             continue
         # A filled tensor has the weight's name, and may be rearranged as a stored one; else the last value has it.
         readers = consumers.get(name, ())
-        final = maker.op_type == "ConstantOfShape" or any(made.keys().isdisjoint(node.output) for node, _ in readers)
+        final = maker.op_type == "ConstantOfShape" or any(makers.keys().isdisjoint(node.output) for node, _ in readers)
         dims = shapes.shape(types, name)
         fp32 = shapes.element_type(types, name) == TensorProto.FLOAT
         if not final or not fp32 or not dims or None in dims or name in outputs:
@@ -106,10 +106,10 @@ def _places(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
         sizes = tuple(size or 0 for size in dims)
         for node, place in role_heuristics.uses(name, consumers):
             if not with_data.isdisjoint(node.output) and _is_weight(node, place, sizes, producers):
-                found[name] = node
+                readers_of[name] = node
                 derived.add(name)
                 break
-    return found
+    return readers_of
 
 
 def _is_weight(node: onnx.NodeProto, place: int, shape: tuple[int, ...], producers: dict[str, onnx.NodeProto]) -> bool:
@@ -131,21 +131,21 @@ def _made(model: onnx.ModelProto) -> dict[str, onnx.NodeProto]:
             is_number = is_number and (is_made_up(tensor.name) or not trains_numbers)
         if is_number:
             numbers.add(tensor.name)
-    made: dict[str, onnx.NodeProto] = {}
+    makers: dict[str, onnx.NodeProto] = {}
     for node in model.graph.node:
         if node.op_type in _FILLING and node.domain == "" and numbers.issuperset(filter(None, node.input)):
-            made[node.output[0]] = node
+            makers[node.output[0]] = node
             numbers.add(node.output[0])
-    return made
+    return makers
 
 
 def _with_data(graph: onnx.GraphProto) -> set[str]:
     """Values that depend on an input of the model."""
-    found = {value.name for value in graph.input}
+    dependent = {value.name for value in graph.input}
     for node in walk.with_branches(graph.node):
-        if not found.isdisjoint(walk.inputs(node)):
-            found.update(filter(None, node.output))
-    return found
+        if not dependent.isdisjoint(walk.inputs(node)):
+            dependent.update(filter(None, node.output))
+    return dependent
 
 
 def _evaluated(model: onnx.ModelProto, names: Sequence[str]) -> Mapping[str, np.ndarray]:
@@ -162,5 +162,5 @@ def _evaluated(model: onnx.ModelProto, names: Sequence[str]) -> Mapping[str, np.
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return {}
     arrays = (np.ascontiguousarray(np.asarray(result, np.float32)) for result in results)
-    found = dict(zip(names, arrays, strict=True))
-    return {name: array for name, array in found.items() if role_heuristics.constant_pattern(array) is None}
+    values = dict(zip(names, arrays, strict=True))
+    return {name: array for name, array in values.items() if role_heuristics.constant_pattern(array) is None}

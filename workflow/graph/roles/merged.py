@@ -29,28 +29,28 @@ def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
     consumers, producers = walk.readers(model.graph), walk.producers(model.graph)
     moving = ("trained", "state")
     uniform = [t for t in model.graph.initializer if roles[t.name].role in moving and _is_uniform(t)]
-    found = []
+    sentences = []
     for tensor in uniform:
         uses = role_heuristics.uses(tensor.name, consumers)
         if len(_readers(uses, producers)) < 2:
             continue
-        own = [scopes.belongs(tensor.name, node) for node, _ in uses]
+        ownership = [scopes.belongs(tensor.name, node) for node, _ in uses]
         if len({role_heuristics.is_state(*use) for use in uses}) == 2:
             merged = True  # a parameter with a running statistic
-        elif None in own:
+        elif None in ownership:
             merged = not _shares_layers(len(uses), model, consumers) and not _has_equals(uniform)
         else:
             # A module with several names in the tree is read under one of them, as are its matrices.
-            merged = False in own and len(uses) not in _uses_of_matrices(model, consumers)
+            merged = False in ownership and len(uses) not in _uses_of_matrices(model, consumers)
         if merged:
-            found.append(_sentence(tensor, uses))
-    return found
+            sentences.append(_sentence(tensor, uses))
+    return sentences
 
 
 def _shares_layers(count: int, model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> bool:
     """Whether most matrices are read several times, or one of them `count` times, as the parameter is."""
     counts = list(_uses_of_matrices(model, consumers))
-    return sum(each > 1 for each in counts) * 2 > len(counts) or count in counts
+    return sum(reads > 1 for reads in counts) * 2 > len(counts) or count in counts
 
 
 def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> Iterator[int]:
@@ -63,13 +63,13 @@ def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]
 
 def _has_equals(uniform: Sequence[onnx.TensorProto]) -> bool:
     """Whether two of these are equal: then the exporter did not merge equal tensors."""
-    seen = set()
+    keys = set()
     for tensor in uniform:
         if 1 < math.prod(tensor.dims) <= _MERGED_AT_MOST:
             key = (tuple(tensor.dims), float(numpy_helper.to_array(tensor).flat[0]))
-            if key in seen:
+            if key in keys:
                 return True
-            seen.add(key)
+            keys.add(key)
     return False
 
 

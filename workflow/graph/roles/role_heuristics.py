@@ -75,17 +75,17 @@ _BUFFER = re.compile(
 
 def uses(name: str, consumers: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> list[tuple[onnx.NodeProto, int]]:
     """The nodes that read an initializer, directly or rearranged, each with the input's position."""
-    found: list[tuple[onnx.NodeProto, int]] = []
-    open_names, seen = [name], {name}
+    nodes_read: list[tuple[onnx.NodeProto, int]] = []
+    open_names, visited = [name], {name}
     while open_names:
         for node, place in consumers.get(open_names.pop(), ()):
             if node.op_type in _VIEWS and place == 0:
-                fresh = [output for output in node.output if output not in seen]
-                seen.update(fresh)
+                fresh = [output for output in node.output if output not in visited]
+                visited.update(fresh)
                 open_names += fresh
             else:
-                found.append((node, place))
-    return found
+                nodes_read.append((node, place))
+    return nodes_read
 
 
 def is_state(node: onnx.NodeProto, place: int) -> bool:
@@ -182,12 +182,12 @@ def _is_rotary(values: np.ndarray) -> bool:
 
 def only_from(names: Collection[str], node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> bool:
     """Whether every graph input that `node`'s value depends on is among `names` (ignoring constants)."""
-    open_names, seen, inputs = [n for n in node.input if n], set(), set()
+    open_names, visited, inputs = [n for n in node.input if n], set(), set()
     while open_names:
         name = open_names.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
+        visited.add(name)
         if name in producers:
             open_names += walk.inputs(producers[name])
         elif name not in names:

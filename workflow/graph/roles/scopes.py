@@ -55,9 +55,9 @@ def _modules(node: onnx.NodeProto) -> list[str] | None:
 
 def exported_tensors(model: onnx.ModelProto) -> dict[str, list[str]]:
     """Every PARAMETER and BUFFER of the module that the dynamo exporter was given; empty if not recorded."""
-    found: dict[str, list[str]] = {"PARAMETER": [], "BUFFER": []}
+    names: dict[str, list[str]] = {"PARAMETER": [], "BUFFER": []}
     for prop in model.graph.metadata_props:
         if prop.key == _SIGNATURE:
             for kind, name in _TARGET.findall(prop.value):
-                found[kind].append(name)
-    return found
+                names[kind].append(name)
+    return names

@@ -67,9 +67,9 @@ def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
         return judged
     outputs = [value.name for value in model.graph.output]
     reached = gradient_path(model.graph, shapes.value_types(model), [*guesses, *numbers], outputs).reached
-    named = [name for name in guesses if name in reached and is_own(name)]
+    candidates = [name for name in guesses if name in reached and is_own(name)]
     light = shapes.without_weights(model)
-    together = bool(named) and not undifferentiable(light, named, outputs)
+    together = bool(candidates) and not undifferentiable(light, candidates, outputs)
 
     def settled(role: Role) -> Role:
         if role.name in numbers and role.name in reached and not role_heuristics.is_buffer_name(role.name):
@@ -78,7 +78,7 @@ def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
             return role
         if role.name not in reached:
             return replace(role, confidence="certain")
-        if role.name in named and (together or not undifferentiable(light, [role.name], outputs)):
+        if role.name in candidates and (together or not undifferentiable(light, [role.name], outputs)):
             return replace(role, role="trained", confidence="certain")
         return role
 

@@ -58,9 +58,9 @@ def narrowed(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> dict[str, i
     kinds: dict[str, int] = {}
     names: dict[str, str] = {}
     for name, nodes in readers.items():
-        found = {int(attributes_of(node)["to"]) if _is_cast(node) else NOTHING for node in nodes}
-        if len(found) == 1 and found <= HALVES and not any(node.output[0] in outputs for node in nodes):
-            (kinds[name],) = found
+        element_types = {int(attributes_of(node)["to"]) if _is_cast(node) else NOTHING for node in nodes}
+        if len(element_types) == 1 and element_types <= HALVES and not any(node.output[0] in outputs for node in nodes):
+            (kinds[name],) = element_types
             names.update((str(node.output[0]), name) for node in nodes)
     replace(graph.node, [node for node in graph.node if node.output[0] not in names])
     for node in graph.node:
@@ -100,22 +100,24 @@ class _Ahead(Rewrite):
     def _fetch(self, visit: Visit, reader: onnx.NodeProto) -> None:
         ahead = self._order.index(visit) + 2
         trigger = self._trigger(reader)
-        for each in self._order[self._begun : ahead]:
-            self._begin(each, trigger)
+        for upcoming in self._order[self._begun : ahead]:
+            self._begin(upcoming, trigger)
         self._begun = max(self._begun, ahead)
         for number in self._numbers[visit]:
             tensors = self._program[number].tensors
-            made = [fetched_name(name, visit.number) for name in tensors]
-            self._add(READY, [_arriving(name, number) for name in tensors], made, number)
-            for name, value in zip(tensors, made, strict=True):
+            outputs = [fetched_name(name, visit.number) for name in tensors]
+            self._add(READY, [_arriving(name, number) for name in tensors], outputs, number)
+            for name, value in zip(tensors, outputs, strict=True):
                 self._describe(value, self._kind(name), self._shapes[name])
 
     def _trigger(self, reader: onnx.NodeProto) -> list[str]:
         """As in `exchange`, of values in the GPU's memory: sizes are on the host."""
-        known = {name: self._types[name].type.tensor_type.elem_type for name in self._places if name in self._types}
-        read = [name for name in walk.inputs(reader) if name not in self._derived and known.get(name) in REAL]
+        kinds_of_values = {
+            name: self._types[name].type.tensor_type.elem_type for name in self._places if name in self._types
+        }
+        read = [name for name in walk.inputs(reader) if name not in self._derived and kinds_of_values.get(name) in REAL]
         if not read and self._nodes:
-            read = [name for name in self._nodes[-1].output if known.get(name) in REAL]
+            read = [name for name in self._nodes[-1].output if kinds_of_values.get(name) in REAL]
         return [max(read, key=lambda name: (self._places[name], name))] if read else []
 
     def _begin(self, visit: Visit, trigger: Sequence[str]) -> None:
@@ -125,30 +127,30 @@ class _Ahead(Rewrite):
             number, token = len(self._program), self._token
             self._program.append(Fetch(tensors, tuple(self._kind(name) for name in tensors)))
             self._numbers[visit].append(number)
-            made = [_arriving(name, number) for name in tensors]
-            dims = [each for name in tensors for each in (len(self._shapes[name]), *self._shapes[name])]
+            outputs = [_arriving(name, number) for name in tensors]
+            dims = [size for name in tensors for size in (len(self._shapes[name]), *self._shapes[name])]
             self._describe(self._token, TensorProto.FLOAT, (1,))
-            self._add(BEGIN, [token, *trigger], [self._token, *made], number, dims=dims)
-            for name, value in zip(tensors, made, strict=True):
+            self._add(BEGIN, [token, *trigger], [self._token, *outputs], number, dims=dims)
+            for name, value in zip(tensors, outputs, strict=True):
                 self._describe(value, self._kind(name), self._shapes[name])
 
     def _send(self, send: Send) -> None:
         for tensors in _parts(send.tensors):
             number, token = len(self._program), self._token
             self._program.append(Send(tensors))
-            held, before = self._sent
+            sent_before, before = self._sent
             gradients = tuple(f"{name}{GRADIENT}" for name in tensors)
             for name, value in zip(tensors, gradients, strict=True):
                 self._describe(value, TensorProto.FLOAT, self._shapes[name])
             self._describe(self._token, TensorProto.FLOAT, (1,))
             inputs = [token, *gradients, *before]
-            self._add(SEND, inputs, [self._token], number, given=len(gradients), held=held)
+            self._add(SEND, inputs, [self._token], number, given=len(gradients), held=sent_before)
             self._sent = number, gradients
 
     def _finish(self) -> None:
         """The gradients that were sent last are kept until they have been reduced, too."""
-        held, before = self._sent
-        self._add(SEND, [self._token, *before], [self._end], NOTHING, given=0, held=held)
+        sent_before, before = self._sent
+        self._add(SEND, [self._token, *before], [self._end], NOTHING, given=0, held=sent_before)
 
     @property
     def _end(self) -> str:

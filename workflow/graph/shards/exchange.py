@@ -55,11 +55,11 @@ def with_exchange(
 
 def sizes_as_constants(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> None:
     """Replace the shapes and sizes of parameters by constants, in place, so that reading them needs no fetch."""
-    outputs, kept = {value.name for value in graph.output}, []
+    outputs, nodes = {value.name for value in graph.output}, []
     for node in graph.node:
         shape = shapes.get(node.input[0]) if node.op_type in ("Shape", "Size") and not node.domain else None
         if shape is None or node.output[0] in outputs:
-            kept.append(node)
+            nodes.append(node)
             continue
         ends = {attribute.name: attribute.i for attribute in node.attribute}
         value = (
@@ -68,7 +68,7 @@ def sizes_as_constants(graph: onnx.GraphProto, shapes: Mapping[str, Shape]) -> N
             else np.array(np.prod(shape, dtype=np.int64), np.int64)
         )
         graph.initializer.append(numpy_helper.from_array(value, node.output[0]))
-    replace(graph.node, kept)
+    replace(graph.node, nodes)
 
 
 class Rewrite:
@@ -121,9 +121,9 @@ class Rewrite:
     def _fetch(self, visit: Visit, reader: onnx.NodeProto) -> None:
         visit.number = len(self._program)
         names = tuple(visit.tensors)
-        made = [fetched_name(name, visit.number) for name in names]
-        self._node(Fetch(names), self._trigger(reader), made)
-        for name, value in zip(names, made, strict=True):
+        outputs = [fetched_name(name, visit.number) for name in names]
+        self._node(Fetch(names), self._trigger(reader), outputs)
+        for name, value in zip(names, outputs, strict=True):
             self._graph.value_info.append(
                 helper.make_tensor_value_info(value, TensorProto.FLOAT, list(self._shapes[name]))
             )
@@ -146,19 +146,19 @@ class Rewrite:
         read = [name for name in walk.inputs(reader) if name in self._places and name not in self._derived]
         if not read and self._nodes:
             before = [name for name in self._nodes[-1].output if name in self._places]
-            known = {name: self._types[name].type.tensor_type.elem_type for name in before if name in self._types}
-            read = [name for name, kind in known.items() if kind == TensorProto.FLOAT]
+            kinds = {name: self._types[name].type.tensor_type.elem_type for name in before if name in self._types}
+            read = [name for name, kind in kinds.items() if kind == TensorProto.FLOAT]
         return [max(read, key=lambda name: (self._places[name], name))] if read else []
 
-    def _node(self, step: Fetch | Send, given: Sequence[str], made: Sequence[str] = ()) -> None:
+    def _node(self, step: Fetch | Send, inputs: Sequence[str], outputs: Sequence[str] = ()) -> None:
         number, token = len(self._program), self._token
-        dims = [each for name in step.tensors if made for each in (len(self._shapes[name]), *self._shapes[name])]
+        dims = [size for name in step.tensors if outputs for size in (len(self._shapes[name]), *self._shapes[name])]
         shapes = f"ortflow.shards.{number}.shapes"
         self._graph.initializer.append(numpy_helper.from_array(np.array(dims, np.int64), shapes))
         self._program.append(step)
         self._nodes.append(
             helper.make_node(
-                OPERATOR, [token, shapes, *given], [self._token, *made], f"ortflow.shards.{number}",
+                OPERATOR, [token, shapes, *inputs], [self._token, *outputs], f"ortflow.shards.{number}",
                 domain=CPU_DOMAIN, channel=self._channel, number=number,
             )
         )  # fmt: skip
@@ -198,14 +198,14 @@ def fetched_name(name: str, number: int) -> str:
 
 def _sends(graph: onnx.GraphProto, layers: Sequence[Layer]) -> dict[int, list[Send]]:
     """Index of the node after which all gradients of a layer are complete -> the send that follows."""
-    wanted = {value.name for value in graph.output}
+    gradient_names = {value.name for value in graph.output}
     places = {name: place for place, node in enumerate(graph.node) for name in node.output}
     sends: dict[int, list[Send]] = {}
     for layer in layers:
-        mine = [name for name in layer.tensors if f"{name}{GRADIENT}" in wanted]
-        if mine:
-            place = max(places.get(f"{name}{GRADIENT}", len(graph.node) - 1) for name in mine)
-            sends.setdefault(place, []).append(Send(tuple(mine)))
+        layer_gradients = [name for name in layer.tensors if f"{name}{GRADIENT}" in gradient_names]
+        if layer_gradients:
+            place = max(places.get(f"{name}{GRADIENT}", len(graph.node) - 1) for name in layer_gradients)
+            sends.setdefault(place, []).append(Send(tuple(layer_gradients)))
     return sends
 
 
@@ -223,8 +223,8 @@ def rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     for place, name in enumerate(node.input):
         node.input[place] = names.get(name, name)
     for graph in walk.subgraphs(node):
-        own = {value.name for value in (*graph.input, *graph.initializer)}
-        outer = {name: new for name, new in names.items() if name not in own}
+        inner_names = {value.name for value in (*graph.input, *graph.initializer)}
+        outer = {name: new for name, new in names.items() if name not in inner_names}
         for inner in graph.node:
             rename(inner, outer)
         for value in graph.output:

@@ -45,15 +45,15 @@ def layers_of(nodes: Iterable[onnx.NodeProto], counts: Mapping[str, int]) -> lis
                 readers.setdefault(name, []).append(node)
     limit = max(SMALL, sum(counts.values()) // PARTS)
     groups: dict[str, list[str]] = {}
-    alone: set[str] = set()
+    separate: set[str] = set()
     for name in (*readers, *(name for name in counts if name not in readers)):
-        mine = readers.get(name, [])
-        if counts[name] >= limit and len({_block_of_node(node) for node in mine}) > 1:
-            alone.add(name)
+        readers_of_name = readers.get(name, [])
+        if counts[name] >= limit and len({_block_of_node(node) for node in readers_of_name}) > 1:
+            separate.add(name)
             groups[f"{name} "] = [name]
         else:
-            groups.setdefault(block_of(name, mine), []).append(name)
-    return _joined(groups, counts, limit, alone)
+            groups.setdefault(block_of(name, readers_of_name), []).append(name)
+    return _joined(groups, counts, limit, separate)
 
 
 def block_of(name: str, readers: Sequence[onnx.NodeProto] = ()) -> str:
@@ -67,8 +67,8 @@ def block_of(name: str, readers: Sequence[onnx.NodeProto] = ()) -> str:
 
 
 def _block_of_node(node: onnx.NodeProto) -> str | None:
-    found = (_to_number(scope.split(".")) for scope in scopes_of(node))
-    return next((path for path in found if path is not None), None)
+    numbers = (_to_number(scope.split(".")) for scope in scopes_of(node))
+    return next((path for path in numbers if path is not None), None)
 
 
 def _to_number(steps: Sequence[str]) -> str | None:
@@ -78,13 +78,13 @@ def _to_number(steps: Sequence[str]) -> str | None:
     return None
 
 
-def _joined(groups: Mapping[str, list[str]], counts: Mapping[str, int], limit: int, alone: set[str]) -> list[Layer]:
+def _joined(groups: Mapping[str, list[str]], counts: Mapping[str, int], limit: int, separate: set[str]) -> list[Layer]:
     """Join layers with their neighbours until each has at least `limit` elements, if possible."""
     layers: list[Layer] = []
     waiting: list[str] = []
     first = ""
     for path, names in groups.items():
-        if alone.intersection(names):
+        if separate.intersection(names):
             layers.append(Layer(names[0], tuple(names)))
             continue
         first = first or path
@@ -93,7 +93,9 @@ def _joined(groups: Mapping[str, list[str]], counts: Mapping[str, int], limit: i
             layers.append(Layer(first, tuple(waiting)))
             first, waiting = "", []
     if waiting:
-        last = max((place for place, layer in enumerate(layers) if not alone.intersection(layer.tensors)), default=-1)
+        last = max(
+            (place for place, layer in enumerate(layers) if not separate.intersection(layer.tensors)), default=-1
+        )
         if last >= 0:
             layers[last] = Layer(layers[last].name, (*layers[last].tensors, *waiting))
         else:

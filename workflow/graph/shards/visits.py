@@ -46,17 +46,17 @@ def derived_nodes(graph: onnx.GraphProto, parameters: Collection[str]) -> Derive
     """Values that are computed from parameters and constants alone, and are not outputs of the graph."""
     outputs = {value.name for value in graph.output}
     constants = {tensor.name for tensor in graph.initializer}
-    found: dict[str, tuple[onnx.NodeProto, tuple[str, ...]]] = {}
+    derived: dict[str, tuple[onnx.NodeProto, tuple[str, ...]]] = {}
     for node in graph.node:
         read = [name for name in node.input if name]
         if node.op_type in _DRAWS or list(walk.subgraphs(node)) or outputs.intersection(node.output) or not read:
             continue
-        if not all(name in parameters or name in found or name in constants for name in read):
+        if not all(name in parameters or name in derived or name in constants for name in read):
             continue
-        of = dict.fromkeys(each for name in read for each in _of(name, parameters, found))
+        of = dict.fromkeys(parameter for name in read for parameter in _of(name, parameters, derived))
         if of:
-            found.update((name, (node, tuple(of))) for name in node.output if name)
-    return found
+            derived.update((name, (node, tuple(of))) for name in node.output if name)
+    return derived
 
 
 def _of(name: str, parameters: Collection[str], derived: Derived) -> tuple[str, ...]:
@@ -74,11 +74,11 @@ def visits_of(graph: onnx.GraphProto, layers: Sequence[Layer], derived: Derived)
     for place, node in enumerate(nodes):
         if node.output[0] in derived:
             continue
-        used = dict.fromkeys(each for name in sorted(walk.inputs(node)) for each in _of(name, homes, derived))
+        used = dict.fromkeys(parameter for name in sorted(walk.inputs(node)) for parameter in _of(name, homes, derived))
         for name in used:
             visit, backward = current.get(homes[name]), place not in forward
-            others = 0 if visit is None else begun - visit.seen
-            if visit is None or others >= APART or (others and backward != visit.backward):
+            visits_between = 0 if visit is None else begun - visit.seen
+            if visit is None or visits_between >= APART or (visits_between and backward != visit.backward):
                 visit = current[homes[name]] = Visit(place, backward)
                 begun += 1
             visit.tensors[name] = None

@@ -55,24 +55,26 @@ class Place:
 
 def sizes_of(graph: onnx.GraphProto, weights: Collection[str], rows: int, length: int) -> dict[str, int]:
     """Axis name -> size: `rows` for the first axis of the batch's inputs, `length` for the others."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for value in graph.input:
         dims = dims_of(value) if value.name not in weights else None
         for place, dim in enumerate(dims or ()):
             if isinstance(dim, str):
-                found.setdefault(dim, length if place else rows)
-    return found
+                sizes.setdefault(dim, length if place else rows)
+    return sizes
 
 
 def shapes_of(graph: onnx.GraphProto, weights: Collection[str], rows: int, length: int) -> dict[str, list[int]]:
     """Shapes of the batch's inputs: `rows` for a free first axis, `length` for the others."""
-    found = {}
+    batch_shapes = {}
     for value in graph.input:
         dims = dims_of(value) if value.name not in weights else None
         if dims is not None:
-            free = [rows, *[length] * len(dims)]
-            found[str(value.name)] = [dim if isinstance(dim, int) else free[place] for place, dim in enumerate(dims)]
-    return found
+            lengths = [rows, *[length] * len(dims)]
+            batch_shapes[str(value.name)] = [
+                dim if isinstance(dim, int) else lengths[place] for place, dim in enumerate(dims)
+            ]
+    return batch_shapes
 
 
 def balanced_cuts(
@@ -115,12 +117,12 @@ def balanced_cuts(
             where="parallel.pipeline",
             fix="use fewer stages",
         )
-    chosen = _partition(places, total, stages, per_byte)
+    cut_places = _partition(places, total, stages, per_byte)
     cuts: list[list[str]] = []
-    known: set[str] = set()
-    for place in chosen:
-        cuts.append([name for name in place.names if name not in known])
-        known.update(place.names)
+    names_cut: set[str] = set()
+    for place in cut_places:
+        cuts.append([name for name in place.names if name not in names_cut])
+        names_cut.update(place.names)
     return cuts
 
 
@@ -132,14 +134,14 @@ def _places(
     work_of: Callable[[onnx.NodeProto], float],
 ) -> list[Place]:
     """Each possible cut, and the end of the graph as the last."""
-    free = free_nodes(graph, weights)
+    unbound = free_nodes(graph, weights)
     to_loss = needed_by(graph.node, [v.name for v in graph.output if not v.name.endswith(STATISTIC)])
-    nodes = [place for place in sorted(to_loss) if place not in free]
+    nodes = [place for place in sorted(to_loss) if place not in unbound]
     last_read: dict[str, int] = {}
     for place in nodes:
         last_read.update(dict.fromkeys(walk.inputs(graph.node[place]), place))
     crossing: dict[str, int] = {}
-    work, found = 0.0, list[Place]()
+    work, candidates = 0.0, list[Place]()
     for place in nodes:
         node = graph.node[place]
         work += work_of(node)
@@ -148,8 +150,8 @@ def _places(
         crossing.update((name, costs.bytes(name)) for name in new)
         names_new = any(name in crossing for name in node.output)
         if names_new and (allowed is None or all(name in allowed for name in crossing)):
-            found.append(Place(place, work, sum(crossing.values()) + MESSAGE * len(crossing), tuple(crossing)))
-    return [*found, Place(len(graph.node), work, 0, ())]
+            candidates.append(Place(place, work, sum(crossing.values()) + MESSAGE * len(crossing), tuple(crossing)))
+    return [*candidates, Place(len(graph.node), work, 0, ())]
 
 
 def _thinned(places: list[Place], most: int) -> list[Place]:
@@ -184,7 +186,7 @@ def _partition(places: Sequence[Place], total: float, stages: int, per_byte: flo
     for _ in range(stages - 1):
         longer: dict[int, _Way] = {}
         for end in range(count + 1):
-            for before in [each for each in best if each < end]:
+            for before in [position for position in best if position < end]:
                 (slowest, sent), path = best[before]
                 key = (max(slowest, cost(before + 1, end)), sent + outward[end])
                 if end not in longer or key < longer[end][0]:

@@ -37,8 +37,8 @@ class Costs:
 
     def dims(self, value: str) -> list[int]:
         """Sizes of a value's axes; empty if its rank is unknown."""
-        found = shapes.named_shape(self._types, value) or []
-        return [size if isinstance(size, int) else self._sizes.get(size or "", self._other) for size in found]
+        dims = shapes.named_shape(self._types, value) or []
+        return [size if isinstance(size, int) else self._sizes.get(size or "", self._other) for size in dims]
 
     def elements(self, value: str) -> int:
         """Number of elements of a value."""
@@ -65,7 +65,7 @@ class Costs:
         names = [name for name in (*node.input, *node.output) if name]
         if any(shapes.named_shape(self._types, name) is None for name in names):
             return None
-        attributes = sorted(each.SerializeToString(deterministic=True) for each in node.attribute)
+        attributes = sorted(entry.SerializeToString(deterministic=True) for entry in node.attribute)
         places = [bool(name) for name in (*node.input, *node.output)]
         return node.domain, node.op_type, *attributes, *places, *(tuple(self.dims(name)) for name in names)
 

@@ -62,17 +62,17 @@ def assign(graph: onnx.GraphProto, cuts: Sequence[Sequence[str]], weights: Colle
     _check_names(graph, cuts, weights)
     main = [value.name for value in graph.output if not value.name.endswith(STATISTIC)]
     to_loss = needed_by(nodes, main)
-    free = free_nodes(graph, weights)
+    unbound = free_nodes(graph, weights)
     last = len(cuts)
     home: dict[int, int] = {}
     for number, cut in enumerate(cuts):
-        behind = {place for place in needed_by(nodes, cut) if place not in free}
-        _check_progress(graph, cuts, number, {place for place in behind if place not in home}, to_loss, free)
+        behind = {place for place in needed_by(nodes, cut) if place not in unbound}
+        _check_progress(graph, cuts, number, {place for place in behind if place not in home}, to_loss, unbound)
         for place in behind:
             home.setdefault(place, number)
     stage_of: dict[str, int] = {}
     for place, node in enumerate(nodes):
-        if place in free:
+        if place in unbound:
             continue
         if place not in home:
             earlier = max((stage_of.get(name, 0) for name in walk.inputs(node)), default=0)
@@ -82,12 +82,12 @@ def assign(graph: onnx.GraphProto, cuts: Sequence[Sequence[str]], weights: Colle
     _check_crossing(nodes, cuts, home, stage_of)
     stages: list[set[int]] = [{place for place, stage in home.items() if stage == number} for number in range(last + 1)]
     for value in graph.output:
-        maker = next((place for place in free if value.name in nodes[place].output), None)
+        maker = next((place for place in unbound if value.name in nodes[place].output), None)
         if maker is not None:
             stage_of[value.name] = _reader(nodes, stages, value.name)
             stages[stage_of[value.name]].add(maker)
     for stage in stages:
-        _complete(nodes, stage, free)
+        _complete(nodes, stage, unbound)
     return Assignment(stages, stage_of)
 
 
@@ -98,7 +98,7 @@ def free_nodes(graph: onnx.GraphProto, weights: Collection[str]) -> set[int]:
     # Constants belong to neither kind.
     sources = {value.name: "weight" if value.name in weights else "batch" for value in graph.input}
     dependent: set[str] = set()
-    found = set()
+    places = set()
     for place, node in enumerate(graph.node):
         read = walk.inputs(node)
         kinds = {sources[name] for name in read if name in sources}
@@ -106,9 +106,9 @@ def free_nodes(graph: onnx.GraphProto, weights: Collection[str]) -> set[int]:
         if once or len(kinds) > 1 or not dependent.isdisjoint(read):
             dependent.update(node.output)
             continue
-        found.add(place)
+        places.add(place)
         sources.update((name, kind) for name in node.output for kind in kinds)
-    return found
+    return places
 
 
 def _reader(nodes: Sequence[onnx.NodeProto], stages: Sequence[Collection[int]], output: str) -> int:
@@ -119,37 +119,37 @@ def _reader(nodes: Sequence[onnx.NodeProto], stages: Sequence[Collection[int]], 
     return next((n for n, places in enumerate(stages) if any(weight in walk.inputs(nodes[p]) for p in places)), last)
 
 
-def _complete(nodes: Sequence[onnx.NodeProto], stage: set[int], free: Collection[int]) -> None:
+def _complete(nodes: Sequence[onnx.NodeProto], stage: set[int], unbound: Collection[int]) -> None:
     """Add to a stage the nodes that it computes for itself, in place."""
-    wanted = {name for place in stage for name in walk.inputs(nodes[place])}
-    for place in sorted(free, reverse=True):
-        if place in stage or wanted.intersection(nodes[place].output):
+    names_read = {name for place in stage for name in walk.inputs(nodes[place])}
+    for place in sorted(unbound, reverse=True):
+        if place in stage or names_read.intersection(nodes[place].output):
             stage.add(place)
-            wanted |= walk.inputs(nodes[place])
+            names_read |= walk.inputs(nodes[place])
 
 
 def _check_names(graph: onnx.GraphProto, cuts: Sequence[Sequence[str]], weights: Collection[str]) -> None:
-    made = {name for node in graph.node for name in node.output if name}
+    produced = {name for node in graph.node for name in node.output if name}
     inputs = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     for number, cut in enumerate(cuts):
-        where, seen = f"{WHERE}[{number}]", set[str]()
+        key_path, cut_names = f"{WHERE}[{number}]", set[str]()
         if not cut:
-            raise UserError("the cut names no tensor", where=where, fix="name the tensors that leave the stage")
+            raise UserError("the cut names no tensor", where=key_path, fix="name the tensors that leave the stage")
         for name in cut:
             if name in inputs:
                 kind = "a weight" if name in weights else "an input of the model or a constant"
                 raise UserError(
                     f"{name!r} is {kind}, before which there is nothing to compute",
-                    where=where,
+                    where=key_path,
                     fix="name a tensor that a node makes",
                 )
-            if name not in made:
-                close = difflib.get_close_matches(name, sorted(made), 3)
+            if name not in produced:
+                close = difflib.get_close_matches(name, sorted(produced), 3)
                 hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "`ortflow inspect` lists tensors"
-                raise UserError(f"the graph has no tensor {name!r} on the way to the loss", where=where, fix=hint)
-            if name in seen:
-                raise UserError(f"{name!r} is named twice", where=where, fix="name each tensor once")
-            seen.add(name)
+                raise UserError(f"the graph has no tensor {name!r} on the way to the loss", where=key_path, fix=hint)
+            if name in cut_names:
+                raise UserError(f"{name!r} is named twice", where=key_path, fix="name each tensor once")
+            cut_names.add(name)
 
 
 def _check_progress(
@@ -158,27 +158,27 @@ def _check_progress(
     number: int,
     new: Collection[int],
     to_loss: Collection[int],
-    free: Collection[int],
+    unbound: Collection[int],
 ) -> None:
     """Check that a stage has nodes of its own, and that the loss needs its outputs."""
-    where, names = f"{WHERE}[{number}]", ", ".join(map(repr, cuts[number]))
+    key_path, names = f"{WHERE}[{number}]", ", ".join(map(repr, cuts[number]))
     makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
     for name in cuts[number]:
         if makers[name] not in to_loss:
             raise UserError(
-                f"the loss does not depend on {name!r}", where=where, fix="name a tensor between inputs and loss"
+                f"the loss does not depend on {name!r}", where=key_path, fix="name a tensor between inputs and loss"
             )
-    if all(makers[name] in free for name in cuts[number]):
+    if all(makers[name] in unbound for name in cuts[number]):
         raise UserError(
             f"{names} depends on weights alone or on the batch alone, so each stage computes it for itself",
-            where=where,
+            where=key_path,
             fix="name a tensor that depends on both",
         )
     if not new:
         before = ", ".join(map(repr, cuts[number - 1])) if number else ""
         raise UserError(
             f"no node lies between {before} and {names}, so stage {number} would have nothing to compute",
-            where=where,
+            where=key_path,
             fix="list the cuts in the order in which the model computes them",
         )
 
@@ -208,9 +208,9 @@ def _check_crossing(
     for number, cut in enumerate(cuts):
         for name in cut:
             if name in stage_of and reach.get(name, 0) <= number:
-                others = ", ".join(repr(other) for other in cut if other != name)
+                other_names = ", ".join(repr(other) for other in cut if other != name)
                 raise UserError(
-                    f"{name!r} does not separate two stages: all that reads it lies before {others or 'the cut'}",
+                    f"{name!r} does not separate two stages: all that reads it lies before {other_names or 'the cut'}",
                     where=f"{WHERE}[{number}]",
                     fix="leave it out, or name the tensor that the next stage reads",
                 )

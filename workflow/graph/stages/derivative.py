@@ -58,18 +58,18 @@ def differentiate_pieces(
     UserError
         Naming node and operator, if one has no gradient.
     """
-    found: list[Derivative] = []
+    derivatives: list[Derivative] = []
     behind: tuple[str, ...] = ()
     for piece in reversed(pieces):
         read = {value.name for value in piece.model.graph.input}
         weights = [name for name in trained if name in read]
         received = [name for name in piece.receives if name in read and name in carrying]
-        given = {name: gradient_from_next(name) for name in behind if name not in piece.passed}
+        incoming = {name: gradient_from_next(name) for name in behind if name not in piece.passed}
         ends_here = any(value.name == loss for value in piece.model.graph.output)
         constant = {loss: LOSS_GRADIENT} if ends_here else {}
-        model, reached = vector_jacobian_product(piece.model, [*weights, *received], constant, given)
+        model, reached = vector_jacobian_product(piece.model, [*weights, *received], constant, incoming)
         names = {*reached, *(name for name in behind if name in piece.passed)}
         behind = tuple(name for name in piece.receives if name in names)
-        roots = (*constant.values(), *given.values())
-        found.insert(0, Derivative(model, tuple(name for name in weights if name in reached), behind, roots))
-    return found
+        roots = (*constant.values(), *incoming.values())
+        derivatives.insert(0, Derivative(model, tuple(name for name in weights if name in reached), behind, roots))
+    return derivatives

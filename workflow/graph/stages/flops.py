@@ -21,7 +21,7 @@ def flops_in(graph: onnx.ModelProto, batch: Mapping[str, Sequence[int]]) -> int 
     types = concrete(graph, batch)
     costs, total = KnownCosts(types), 0
     for node in graph.graph.node:
-        if node.op_type in _UNCOUNTED or any(each.HasField("g") for each in node.attribute):
+        if node.op_type in _UNCOUNTED or any(flag.HasField("g") for flag in node.attribute):
             return None
         if node.op_type in _WITH_RULE:
             if any(name and name not in types for name in (*node.input, *node.output)):

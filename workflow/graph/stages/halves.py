@@ -47,16 +47,20 @@ def halves(
     ahead = [node for place, node in enumerate(graph.node) if place in first]
     behind = [node for place, node in enumerate(graph.node) if place not in first]
     results = [value for value in graph.output if value.name not in forward]
-    needed = set[str]().union({value.name for value in results}, *map(walk.inputs, behind))
-    saved, again = _saved(model, ahead, needed, {value.name for value in graph.input}, weights)
-    copies = {name: f"{name}.saved" for name in changing if name in needed | set().union(*map(walk.inputs, again))}
+    backward_inputs = set[str]().union({value.name for value in results}, *map(walk.inputs, behind))
+    saved, again = _saved(model, ahead, backward_inputs, {value.name for value in graph.input}, weights)
+    copies = {
+        name: f"{name}.saved" for name in changing if name in backward_inputs | set().union(*map(walk.inputs, again))
+    }
     types = _types(model, [*saved, *copies])
 
     front = _empty(model, "forward")
     replace(front.graph.node, [*ahead, *(helper.make_node("Identity", [v], [c], c) for v, c in copies.items())])
     front.graph.output.extend(value for value in graph.output if value.name in forward)
-    kept = [name for name in saved if name not in forward]
-    front.graph.output.extend(helper.make_value_info(copies.get(name, name), types[name]) for name in [*kept, *copies])
+    saved_only = [name for name in saved if name not in forward]
+    front.graph.output.extend(
+        helper.make_value_info(copies.get(name, name), types[name]) for name in [*saved_only, *copies]
+    )
 
     back = _empty(model, "backward")
     replace(back.graph.node, [*again, *behind])
@@ -74,7 +78,7 @@ def halves(
 def _saved(
     model: onnx.ModelProto,
     ahead: Sequence[onnx.NodeProto],
-    needed: Collection[str],
+    backward_inputs: Collection[str],
     inputs: Collection[str],
     weights: Collection[str],
 ) -> tuple[list[str], list[onnx.NodeProto]]:
@@ -88,7 +92,7 @@ def _saved(
             light.add(place)
     saved: set[str] = set()
     again: set[int] = set()
-    waiting = list(needed)
+    waiting = list(backward_inputs)
     while waiting:
         name = waiting.pop()
         if name not in makers or name in saved or makers[name] in again:
@@ -100,10 +104,10 @@ def _saved(
             waiting += walk.inputs(node)
         else:
             saved.add(name)
-    there = saved | set(inputs) | {name for place in again for name in ahead[place].output}
+    present = saved | set(inputs) | {name for place in again for name in ahead[place].output}
     for name in sorted(saved, key=makers.__getitem__):
         node = ahead[makers[name]]
-        if node.op_type in _CHEAP and not node.domain and walk.inputs(node) <= there - {name}:
+        if node.op_type in _CHEAP and not node.domain and walk.inputs(node) <= present - {name}:
             saved.discard(name)
             again.add(makers[name])
     return sorted(saved, key=lambda name: (makers[name], name)), [ahead[place] for place in sorted(again)]
@@ -113,13 +117,13 @@ def _types(model: onnx.ModelProto, names: Sequence[str]) -> Mapping[str, onnx.Ty
     graph = model.graph
     types = {value.name: value.type for part in (graph.value_info, graph.input, graph.output) for value in part}
     if any(name not in types for name in names):
-        known = element_types(model)
-        found = {name: helper.make_tensor_type_proto(kind, None) for name, kind in known.items() if kind}
-        types = {**found, **shapes.value_types(model), **types}
+        kinds = element_types(model)
+        plain_types = {name: helper.make_tensor_type_proto(kind, None) for name, kind in kinds.items() if kind}
+        types = {**plain_types, **shapes.value_types(model), **types}
     # The operators of the CPU library support fp32 only (library.c).
-    ours = {name for node in graph.node if node.domain == CPU_DOMAIN for name in node.output}
+    kernel_outputs = {name for node in graph.node if node.domain == CPU_DOMAIN for name in node.output}
     fp32 = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
-    types = {**{name: fp32 for name in names if name in ours}, **types}
+    types = {**{name: fp32 for name in names if name in kernel_outputs}, **types}
     unknown = [name for name in names if name not in types]
     if unknown:
         raise OrtflowError(f"the type of {', '.join(unknown)}, which the backward pass needs, is not known")

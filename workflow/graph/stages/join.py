@@ -53,16 +53,16 @@ def join(models: Sequence[onnx.ModelProto], untied: Sequence[str] = ()) -> Joine
         If the stages do not fit together; names stage, from 0, and tensor.
     """
     _check(models)
-    whole = onnx.ModelProto(ir_version=max(model.ir_version for model in models), opset_import=models[0].opset_import)
-    whole.graph.name = models[0].graph.name or "model"
-    made: dict[str, int] = {}
+    joined = onnx.ModelProto(ir_version=max(model.ir_version for model in models), opset_import=models[0].opset_import)
+    joined.graph.name = models[0].graph.name or "model"
+    stage_of: dict[str, int] = {}
     inputs: dict[str, onnx.ValueInfoProto] = {}
     outputs: dict[str, onnx.ValueInfoProto] = {}
     last_read: dict[str, int] = {}
     # A value inside one stage must not be what another one calls its input or output.
-    taken = {name for model in models for name in _public(model.graph)}
-    same = same_names(models, untied)
-    tied = [each for each in same if each.kind == "tied"]
+    used_names = {name for model in models for name in _public(model.graph)}
+    equal_names = same_names(models, untied)
+    tied = [pair for pair in equal_names if pair.kind == "tied"]
     renamed: list[dict[str, str]] = []
     for number, model in enumerate(models):
         graph = model.graph
@@ -75,26 +75,26 @@ def join(models: Sequence[onnx.ModelProto], untied: Sequence[str] = ()) -> Joine
                 _check_fit(inputs[value.name], value, f"{WHERE} {number}")
             else:
                 inputs[value.name] = value
-        if number and not any(value.name in made for value in public):
+        if number and not any(value.name in stage_of for value in public):
             raise UserError(
                 f"the stage reads no output of an earlier stage ({_names(public)})",
                 where=f"{WHERE} {number}",
                 fix=f"name its inputs like outputs of those: {_names(outputs.values())}",
             )
-        shared = {each.name: renamed[each.first][each.name] for each in tied if each.stage == number}
-        own = sorted(_own(graph) - _public(graph) - shared.keys())
-        names = {name: _free(name, number, taken) for name in own} | shared
+        shared = {pair.name: renamed[pair.first][pair.name] for pair in tied if pair.stage == number}
+        inner_names = sorted(_own(graph) - _public(graph) - shared.keys())
+        names = {name: _free(name, number, used_names) for name in inner_names} | shared
         renamed.append(names)
-        _append(whole, model, number, names, shared)
+        _append(joined, model, number, names, shared)
         for value in graph.output:
-            made[value.name], outputs[value.name] = number, value
-    whole.graph.input.extend(inputs.values())
-    whole.graph.output.extend(value for name, value in outputs.items() if name not in last_read)
-    _record_roles(whole, models, renamed)
-    cuts = [[name for name, stage in made.items() if stage == number] for number in range(len(models) - 1)]
+            stage_of[value.name], outputs[value.name] = number, value
+    joined.graph.input.extend(inputs.values())
+    joined.graph.output.extend(value for name, value in outputs.items() if name not in last_read)
+    _record_roles(joined, models, renamed)
+    cuts = [[name for name, stage in stage_of.items() if stage == number] for number in range(len(models) - 1)]
     cuts = [[name for name in cut if name in last_read] for cut in cuts]
-    apart = [Renamed(each, renamed[each.stage][each.name]) for each in same if each.kind != "tied"]
-    return Joined(whole, cuts, tied, apart)
+    apart = [Renamed(pair, renamed[pair.stage][pair.name]) for pair in equal_names if pair.kind != "tied"]
+    return Joined(joined, cuts, tied, apart)
 
 
 def _check(models: Sequence[onnx.ModelProto]) -> None:
@@ -111,20 +111,20 @@ def _check(models: Sequence[onnx.ModelProto]) -> None:
     first = {opset.domain or "ai.onnx": opset.version for opset in models[0].opset_import}
     makers: dict[str, int] = {}
     for number, model in enumerate(models):
-        where = f"{WHERE} {number}"
+        location = f"{WHERE} {number}"
         for opset in model.opset_import:
             domain = opset.domain or "ai.onnx"
             if first.setdefault(domain, opset.version) != opset.version:
                 raise UserError(
                     f"the stage uses opset {opset.version} of {domain}, and an earlier one {first[domain]}",
-                    where=where,
+                    where=location,
                     fix="export all stages with one opset",
                 )
         for value in model.graph.output:
             if value.name in makers:
                 raise UserError(
                     f"the stages {makers[value.name]} and {number} both have an output {value.name!r}",
-                    where=where,
+                    where=location,
                     fix="rename one of them",
                 )
             makers[value.name] = number
@@ -138,30 +138,34 @@ def _check(models: Sequence[onnx.ModelProto]) -> None:
                 )
 
 
-def _check_fit(made: onnx.ValueInfoProto, read: onnx.ValueInfoProto, where: str) -> None:
+def _check_fit(earlier: onnx.ValueInfoProto, read: onnx.ValueInfoProto, location: str) -> None:
     """Raise UserError if an output and an input, or two inputs, cannot be the same value."""
-    one, other = dims_of(made), dims_of(read)
-    kinds = made.type.tensor_type.elem_type, read.type.tensor_type.elem_type
+    earlier_dims, other = dims_of(earlier), dims_of(read)
+    kinds = earlier.type.tensor_type.elem_type, read.type.tensor_type.elem_type
     if kinds[0] != kinds[1]:
         names = [onnx.TensorProto.DataType.Name(kind) for kind in kinds]
         raise UserError(
-            f"{read.name!r} is {names[1]} here and {names[0]} in an earlier stage", where=where, fix="export them alike"
+            f"{read.name!r} is {names[1]} here and {names[0]} in an earlier stage",
+            where=location,
+            fix="export them alike",
         )
-    if one is None or other is None:
+    if earlier_dims is None or other is None:
         return
-    differs = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(one, other, strict=False))
-    if len(one) != len(other) or differs:
+    differs = any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(earlier_dims, other, strict=False)
+    )
+    if len(earlier_dims) != len(other) or differs:
         raise UserError(
-            f"{read.name!r} has the shape {_shape(other)} here and {_shape(one)} in an earlier stage",
-            where=where,
+            f"{read.name!r} has the shape {_shape(other)} here and {_shape(earlier_dims)} in an earlier stage",
+            where=location,
             fix="export them alike",
         )
 
 
 def _inputs(graph: onnx.GraphProto) -> list[onnx.ValueInfoProto]:
     """Inputs that are not weights."""
-    given = {tensor.name for tensor in graph.initializer}
-    return [value for value in graph.input if value.name not in given]
+    tensor_names = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in tensor_names]
 
 
 def _public(graph: onnx.GraphProto) -> set[str]:
@@ -175,58 +179,58 @@ def _own(graph: onnx.GraphProto) -> set[str]:
     return names.union(name for node in walk.nodes(graph.node) for name in node.output if name)
 
 
-def _free(name: str, number: int, taken: set[str]) -> str:
+def _free(name: str, number: int, used_names: set[str]) -> str:
     """The name, prefixed with the stage if another stage uses it."""
-    while name in taken:
+    while name in used_names:
         name = f"stage{number}.{name}"
-    taken.add(name)
+    used_names.add(name)
     return name
 
 
 def _append(
-    whole: onnx.ModelProto, model: onnx.ModelProto, number: int, names: Mapping[str, str], shared: Collection[str]
+    joined: onnx.ModelProto, model: onnx.ModelProto, number: int, names: Mapping[str, str], shared: Collection[str]
 ) -> None:
     """Add a stage, without its initializers that are `shared` with an earlier one."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    known = {node.name for node in whole.graph.node}
+    node_names = {node.name for node in joined.graph.node}
     for node in copy.graph.node:
         rename_values(node, names)
         if node.name:
-            node.name = _free(node.name, number, known)
+            node.name = _free(node.name, number, node_names)
     tensors = [tensor for tensor in copy.graph.initializer if tensor.name not in shared]
     for tensor in tensors:
         tensor.name = names.get(tensor.name, tensor.name)
     values = [value for value in copy.graph.value_info if value.name not in shared]
     for value in values:
         value.name = names.get(value.name, value.name)
-    whole.graph.node.extend(copy.graph.node)
-    whole.graph.initializer.extend(tensors)
-    whole.graph.value_info.extend(values)
-    domains = {opset.domain for opset in whole.opset_import}
-    whole.opset_import.extend(opset for opset in copy.opset_import if opset.domain not in domains)
-    functions = {(function.domain, function.name): function for function in whole.functions}
+    joined.graph.node.extend(copy.graph.node)
+    joined.graph.initializer.extend(tensors)
+    joined.graph.value_info.extend(values)
+    domains = {opset.domain for opset in joined.opset_import}
+    joined.opset_import.extend(opset for opset in copy.opset_import if opset.domain not in domains)
+    functions = {(function.domain, function.name): function for function in joined.functions}
     for function in copy.functions:
-        same = functions.get((function.domain, function.name))
-        if same is None:
-            whole.functions.append(function)
-        elif same.SerializeToString(deterministic=True) != function.SerializeToString(deterministic=True):
+        earlier = functions.get((function.domain, function.name))
+        if earlier is None:
+            joined.functions.append(function)
+        elif earlier.SerializeToString(deterministic=True) != function.SerializeToString(deterministic=True):
             raise UserError(
                 f"two stages define the function {function.name!r} differently", where=WHERE, fix="rename one of them"
             )
 
 
 def _record_roles(
-    whole: onnx.ModelProto, models: Sequence[onnx.ModelProto], renamed: Sequence[Mapping[str, str]]
+    joined: onnx.ModelProto, models: Sequence[onnx.ModelProto], renamed: Sequence[Mapping[str, str]]
 ) -> None:
     """Copy the metadata that `export_for_training` wrote about tensors, if all stages have it."""
     said = [recorded(model) for model in models]
     if not all(said):
         return
     for key in PROPERTIES:
-        lists = [each.get(key, []) for each in said]
-        names = [new.get(name, name) for new, found in zip(renamed, lists, strict=True) for name in found]
-        whole.metadata_props.add(key=key, value=json.dumps(list(dict.fromkeys(names))))
+        lists = [properties.get(key, []) for properties in said]
+        names = [new.get(name, name) for new, tensor_names in zip(renamed, lists, strict=True) for name in tensor_names]
+        joined.metadata_props.add(key=key, value=json.dumps(list(dict.fromkeys(names))))
 
 
 def _names(values: Iterable[onnx.ValueInfoProto]) -> str:

@@ -49,11 +49,11 @@ class NodeCosts:
         average = sum(seconds for seconds, _ in self.nodes.values()) / max(1, operations)
 
         def of(node: onnx.NodeProto) -> float:
-            here, known = costs.operations(node), self.nodes.get(result_of(node))
-            if known is None:
-                return here * average
-            seconds, counted = known
-            return seconds * min(1.0, here / counted) if counted else seconds
+            operations, measured = costs.operations(node), self.nodes.get(result_of(node))
+            if measured is None:
+                return operations * average
+            seconds, counted = measured
+            return seconds * min(1.0, operations / counted) if counted else seconds
 
         return of
 

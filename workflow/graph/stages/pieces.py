@@ -55,33 +55,33 @@ def cut_graph(model: onnx.ModelProto, cuts: Sequence[Sequence[str]], weights: Co
     # would have to find them at each run.
     types = unified(graph, shapes.value_types(model))
     last = len(cuts)
-    made = assignment.makers
-    reach = dict.fromkeys(made, 0)
+    makers = assignment.makers
+    reach = dict.fromkeys(makers, 0)
     reads: list[set[str]] = []
     for number, places in enumerate(assignment.stages):
         read = set[str]().union(*(walk.inputs(graph.node[place]) for place in places))
         reads.append(read)
         for name in read:
-            if name in made:
+            if name in makers:
                 reach[name] = max(reach[name], number)
     for value in graph.output:
-        if value.name in made and not value.name.endswith(STATISTIC):
+        if value.name in makers and not value.name.endswith(STATISTIC):
             reach[value.name] = last
-    _check_statistics(graph, reads, made)
-    order = [name for node in graph.node for name in node.output if name in made]
+    _check_statistics(graph, reads, makers)
+    order = [name for node in graph.node for name in node.output if name in makers]
     pieces: list[Piece] = []
     dropouts = 0
     for number, places in enumerate(assignment.stages):
-        receives = tuple(name for name in order if made[name] < number <= reach[name])
-        sends = tuple(name for name in order if made[name] <= number < reach[name])
+        receives = tuple(name for name in order if makers[name] < number <= reach[name])
+        sends = tuple(name for name in order if makers[name] <= number < reach[name])
         for name in receives:
             _check_type(types, name, number)
         nodes = [graph.node[place] for place in sorted(places)]
-        statistics = {v.name.removesuffix(STATISTIC) for v in graph.output if made.get(v.name) == number}
+        statistics = {v.name.removesuffix(STATISTIC) for v in graph.output if makers.get(v.name) == number}
         inputs = [value for value in graph.input if value.name in reads[number] or value.name in statistics]
         pieces.append(
             Piece(
-                _graph(model, number, last, nodes, receives, sends, inputs, made, types),
+                _graph(model, number, last, nodes, receives, sends, inputs, makers, types),
                 receives,
                 sends,
                 tuple(name for name in receives if name in sends and name not in reads[number]),
@@ -102,35 +102,37 @@ def _graph(
     receives: Sequence[str],
     sends: Sequence[str],
     inputs: Sequence[onnx.ValueInfoProto],
-    made: dict[str, int],
+    makers: dict[str, int],
     types: dict[str, onnx.TypeProto],
 ) -> onnx.ModelProto:
-    whole = model.graph
+    full_graph = model.graph
     piece = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
     graph = piece.graph
-    graph.name = f"{whole.name}.stage{number}"
+    graph.name = f"{full_graph.name}.stage{number}"
     replace(graph.node, nodes)
     read = set[str]().union(*map(walk.inputs, nodes))
-    own = {name for node in nodes for name in node.output if name}
+    produced = {name for node in nodes for name in node.output if name}
     graph.input.extend(helper.make_value_info(name, types[name]) for name in receives if name in read)
     graph.input.extend(inputs)
-    graph.output.extend(helper.make_value_info(name, types[name]) for name in sends if name in own)
-    known = {value.name for value in graph.output}
+    graph.output.extend(helper.make_value_info(name, types[name]) for name in sends if name in produced)
+    output_names = {value.name for value in graph.output}
     graph.output.extend(
-        value for value in whole.output if value.name not in known and made.get(value.name, last) == number
+        value
+        for value in full_graph.output
+        if value.name not in output_names and makers.get(value.name, last) == number
     )
-    graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in read)
+    graph.initializer.extend(tensor for tensor in full_graph.initializer if tensor.name in read)
     graph.value_info.extend(
         helper.make_value_info(value.name, types.get(value.name, value.type))
-        for value in whole.value_info
-        if value.name in own
+        for value in full_graph.value_info
+        if value.name in produced
     )
     return piece
 
 
 def _check_type(types: dict[str, onnx.TypeProto], name: str, number: int) -> None:
-    known = name in types and types[name].WhichOneof("value") == "tensor_type"
-    if not known or types[name].tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
+    is_tensor = name in types and types[name].WhichOneof("value") == "tensor_type"
+    if not is_tensor or types[name].tensor_type.elem_type in (onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING):
         raise UserError(
             f"{name!r} crosses the cut, and is not a tensor of numbers of a known type",
             where=f"{WHERE}[{number - 1}]",
@@ -138,15 +140,15 @@ def _check_type(types: dict[str, onnx.TypeProto], name: str, number: int) -> Non
         )
 
 
-def _check_statistics(graph: onnx.GraphProto, reads: Sequence[Collection[str]], made: dict[str, int]) -> None:
+def _check_statistics(graph: onnx.GraphProto, reads: Sequence[Collection[str]], makers: dict[str, int]) -> None:
     """A running statistic is updated in one stage: the next micro-batch starts from its last value there."""
     for value in graph.output:
-        if value.name.endswith(STATISTIC) and value.name in made:
-            name, home = value.name.removesuffix(STATISTIC), made[value.name]
-            others = [number for number, read in enumerate(reads) if name in read and number != home]
-            if others:
+        if value.name.endswith(STATISTIC) and value.name in makers:
+            name, home = value.name.removesuffix(STATISTIC), makers[value.name]
+            other_stages = [number for number, read in enumerate(reads) if name in read and number != home]
+            if other_stages:
                 raise UserError(
-                    f"stages {others[0]} and {home} both use the running statistic {name!r}",
+                    f"stages {other_stages[0]} and {home} both use the running statistic {name!r}",
                     where=WHERE,
                     fix="cut the model where its layers are not in two stages",
                 )

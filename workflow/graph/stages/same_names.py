@@ -54,7 +54,7 @@ def same_names(models: Sequence[onnx.ModelProto], untied: Sequence[str] = ()) ->
     """
     roles = [{name: key for key, names in recorded(model).items() for name in names} for model in models]
     earlier: dict[tuple[object, ...], list[tuple[int, TensorProto]]] = {}
-    found = []
+    pairs = []
     for number, model in enumerate(models):
         public = {value.name for value in model.graph.output}
         for tensor in model.graph.initializer:
@@ -64,9 +64,9 @@ def same_names(models: Sequence[onnx.ModelProto], untied: Sequence[str] = ()) ->
             before = earlier.setdefault(key, [])
             if before:
                 first, kind = _compared(tensor, before, untied)
-                found.append(SameName(tensor.name, number, first, kind, tensor.data_type in _REAL))
+                pairs.append(SameName(tensor.name, number, first, kind, tensor.data_type in _REAL))
             before.append((number, tensor))
-    return found
+    return pairs
 
 
 def _compared(
@@ -76,9 +76,9 @@ def _compared(
     first = earlier[0][0]
     if any(fnmatch.fnmatchcase(tensor.name, pattern) for pattern in untied):
         return first, "untied"
-    here = numpy_helper.to_array(tensor)
-    bits = here.tobytes()
-    same = next((stage for stage, other in earlier if numpy_helper.to_array(other).tobytes() == bits), None)
-    if same is None:
+    array = numpy_helper.to_array(tensor)
+    bits = array.tobytes()
+    equal_stage = next((stage for stage, other in earlier if numpy_helper.to_array(other).tobytes() == bits), None)
+    if equal_stage is None:
         return first, "other values"
-    return (same, "tied") if here.size and np.any(here != here.flat[0]) else (first, "equal numbers")
+    return (equal_stage, "tied") if array.size and np.any(array != array.flat[0]) else (first, "equal numbers")
