@@ -74,7 +74,6 @@ def on_small_disk(folder: Path, size: str, commands: str) -> str:
     return subprocess.run([*run, shell], capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.rotates
 @pytest.mark.parametrize(("size", "filler"), [("300k", 0), ("440k", 20), ("440k", 16), ("440k", 12)])
 def test_full_disk(tmp_path: Path, size: str, filler: int) -> None:
     """The first checkpoint takes 208 KiB; the second finds no space for its tensors, manifest or marker."""

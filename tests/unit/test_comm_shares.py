@@ -86,7 +86,6 @@ everyone.close()
 """
 
 
-@pytest.mark.rotates
 @pytest.mark.parametrize("ranks", [3, 4])
 def test_the_first_sum_has_the_bits_of_every_later_one(ranks: int) -> None:
     """Or a resumed run, whose first sums are those of later steps, would not have the bits of an undisturbed one."""

@@ -24,7 +24,6 @@ from ortflow.workflow.spec.optimizers import OPTIMIZERS, Sgd
 RANKS = 3
 
 
-@pytest.mark.rotates("runs of whole tensors")
 @pytest.mark.parametrize("rule", RULES)
 def test_under_zero_the_run_is_that_of_one_rank(rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     register(RULES[rule], monkeypatch)
@@ -43,7 +42,6 @@ def test_under_zero_the_run_is_that_of_one_rank(rule: str, tmp_path: Path, monke
             np.testing.assert_allclose(whole, values, rtol=2e-6, atol=2e-7, err_msg=f"{job.name} {name}")
 
 
-@pytest.mark.rotates("runs of whole tensors")
 @pytest.mark.parametrize(("data", "parts", "stage"), [(1, 2, 0), (2, 2, 1)])
 def test_in_a_divided_model_the_run_is_that_of_one_rank(
     data: int, parts: int, stage: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -31,7 +31,6 @@ def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     return made
 
 
-@pytest.mark.rotates
 @pytest.mark.parametrize(("data", "parts"), [(2, 1), (1, 2), (2, 2), (3, 1)])
 def test_parts_train_as_one_rank_does(data: int, parts: int, jobs: dict[str, Job], tmp_path: Path) -> None:
     divided = [

@@ -106,7 +106,6 @@ def forks() -> Iterator[Forks]:
     forks.end()
 
 
-@pytest.mark.rotates
 @pytest.mark.parametrize("loops", ["", "epochs", "phases"])
 @pytest.mark.parametrize("kind", ["replay", "state", "sampler"])
 def test_a_program_that_is_killed_anywhere_continues_exactly(
