@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Literal
 
 from ortflow.launchers.findings import Finding, Level, fault, from_error, has_fault, ok, untested, warning
-from ortflow.launchers.interpreter import check, examine, locate
+from ortflow.launchers.interpreter import check, examine, interpreter_line, locate
 from ortflow.launchers.kubernetes.account import PASSWD
 from ortflow.launchers.kubernetes.mpirun import ssh_options
 from ortflow.launchers.kubernetes.sshd import SSHD, sshd_config
 from ortflow.launchers.lines import size
-from ortflow.launchers.machine import interpreter_line
 from ortflow.launchers.mpi import find_mpi
 from ortflow.workflow.errors import UserError
 

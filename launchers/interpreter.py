@@ -118,3 +118,10 @@ def _check_version(python: Interpreter) -> None:
 def _release(version: str) -> tuple[int, ...]:
     """The first two numbers of a version: (1, 20) of "1.20.0rc1"."""
     return tuple(int(number) for number in version.split(".")[:2] if number.isdigit())
+
+
+def interpreter_line(python: Interpreter) -> str:
+    """Describe an interpreter that can run ranks, in one line."""
+    names = [name for name in (*RUNTIMES, *NEEDED) if name in python.packages]
+    versions = ", ".join(f"{name} {python.packages[name]}" for name in names)
+    return f"{python.path}: CPython {'.'.join(map(str, python.version))}, ortflow {ortflow.__version__}, {versions}"

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import ortflow
+from ortflow.launchers.file_system import existing, filesystem
 from ortflow.launchers.findings import Finding, fault, from_error, ok, untested, warning
 from ortflow.launchers.gpu import examine_gpu
-from ortflow.launchers.interpreter import NEEDED, Interpreter, check, examine, locate
+from ortflow.launchers.interpreter import Interpreter, check, examine, interpreter_line, locate
 from ortflow.launchers.lines import duration, size
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.mpi import find_mpi
@@ -26,7 +26,6 @@ from ortflow.workflow.cores import cores_of, grant_of_this_process
 from ortflow.workflow.disk_space import has_room, is_full
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.program.source import check_source
-from ortflow.workflow.runtimes import RUNTIMES
 from ortflow.workflow.spec.units import parse_memory
 
 if TYPE_CHECKING:
@@ -117,36 +116,6 @@ def runtime_finding(python: Interpreter) -> Finding:
 def _last_line(done: subprocess.CompletedProcess[str]) -> str:
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     return f"its check ends with {done.returncode}" + (f": {lines[-1]}" if lines else "")
-
-
-def interpreter_line(python: Interpreter) -> str:
-    """Describe an interpreter that can run ranks, in one line."""
-    names = [name for name in (*RUNTIMES, *NEEDED) if name in python.packages]
-    versions = ", ".join(f"{name} {python.packages[name]}" for name in names)
-    return f"{python.path}: CPython {'.'.join(map(str, python.version))}, ortflow {ortflow.__version__}, {versions}"
-
-
-def existing(path: Path) -> Path:
-    """The folder, or its nearest existing parent."""
-    while not path.is_dir() and path != path.parent:
-        path = path.parent
-    return path
-
-
-def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The type of the file system that holds a path; empty if unknown."""
-    best, kind = "", ""
-    try:
-        rows = [row.split() for row in mounts.read_text().splitlines()]
-    except OSError:
-        return kind
-    real_path = os.path.realpath(path)
-    for row in rows:
-        point = row[1].replace("\\040", " ")
-        # Of two mounts on the same folder the later one is visible.
-        if (real_path == point or real_path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
-            best, kind = point, row[2]
-    return kind
 
 
 def _mpi(submission: Submission, of_user: bool) -> Finding:

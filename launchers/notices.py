@@ -25,7 +25,7 @@ from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.run import Restart
 
 if TYPE_CHECKING:
-    from ortflow.launchers.absence import AbsenceNotices
+    from ortflow.launchers.absence_notices import AbsenceNotices
 
 LIMIT = 10.0
 """Seconds that a message may take."""

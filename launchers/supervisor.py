@@ -13,7 +13,7 @@ from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
-from ortflow.launchers.absence import AbsenceNotices
+from ortflow.launchers.absence_notices import AbsenceNotices
 from ortflow.launchers.attempt_end import AttemptEnd, end_of_attempt, end_of_log
 from ortflow.launchers.attempt_records import AttemptRecords
 from ortflow.launchers.budget import Decision, decide

@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from ortflow.launchers import processes
-from ortflow.launchers.absence import current
+from ortflow.launchers.absence_notices import current
 from ortflow.launchers.batch.current_job import Answer, CurrentJob, Fate, message_of, requeue
 from ortflow.launchers.batch.elastic import AllocatedNodes
 from ortflow.launchers.batch.job_validity import is_on_record, submission_of

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 
 from ortflow.launchers.batch.submitting import new_submission
 from ortflow.launchers.capabilities import Trial
+from ortflow.launchers.file_system import existing, filesystem
 from ortflow.launchers.findings import Finding, Level, fault, from_error, ok, untested, warning
-from ortflow.launchers.interpreter import check, examine, locate
+from ortflow.launchers.interpreter import check, examine, interpreter_line, locate
 from ortflow.launchers.lines import duration
-from ortflow.launchers.machine import existing, filesystem, interpreter_line
 from ortflow.launchers.named_programs import unconfirmed
 from ortflow.launchers.slurm import checks
 from ortflow.launchers.slurm.commands import Refused

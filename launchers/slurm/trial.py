@@ -21,9 +21,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.batch.history import COMMENT
+from ortflow.launchers.file_system import existing
 from ortflow.launchers.findings import Finding, fault, from_error, warning
 from ortflow.launchers.interpreter import NEEDED
-from ortflow.launchers.machine import existing
 from ortflow.launchers.slurm import nccl_report, node_report
 from ortflow.launchers.slurm.commands import NoAnswer, Refused
 from ortflow.launchers.slurm.jobs import Job

@@ -19,7 +19,7 @@ from test_slurm_run_supervisor import RUN, FakeController, PlannedRanks
 from views import Lines
 
 from ortflow.launchers import notices
-from ortflow.launchers.absence import absence, attempts_back, current
+from ortflow.launchers.absence_notices import absence, attempts_back, current
 from ortflow.launchers.batch.run_supervisor import RunSupervisor
 from ortflow.launchers.batch.stopping import SIGNALS
 from ortflow.launchers.stop import Stop
