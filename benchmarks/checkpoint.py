@@ -34,7 +34,7 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
 
 CHUNK = 8 << 20
 WARM_UP = 3

@@ -40,7 +40,7 @@ GIGA = 1e9
 
 def prepare(options: argparse.Namespace) -> None:
     """Graphs and predictions."""
-    from ortflow.workflow.forecast import activations, messages_of, shards_of
+    from ortflow.workflow.planning.forecast import activations, messages_of, shards_of
     from ortflow.workflow.planning.ranks import memory_of
 
     folder, sizes, gpus = Path(options.folder), sizes_of(options), options.device == "cuda"

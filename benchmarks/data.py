@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from ortflow.workflow.data.batches import Batches
 from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.spec.mapping import ColumnReference
 

@@ -24,9 +24,9 @@ from torchvision import datasets, transforms
 
 from ortflow.workflow.data.augmented import augmented
 from ortflow.workflow.data.batches import Batches
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.sources import open_samples

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ortflow.launchers.exits import Exits
+from ortflow.launchers.supervision.exits import Exits
 
 RANK = """
 import os, sys, threading

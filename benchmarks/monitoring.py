@@ -29,12 +29,12 @@ from types import SimpleNamespace
 import numpy as np
 from program_step import calibrate, compute
 
-from ortflow.workflow import events
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.memory import peak
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run import events
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.steps import monitor as monitoring
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.monitor import Monitor

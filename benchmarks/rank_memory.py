@@ -27,7 +27,7 @@ import numpy as np
 import psutil
 import yaml
 
-from ortflow.launchers.processes import family, ranks_among
+from ortflow.launchers.supervision.processes import family, ranks_among
 
 MB = 1_000_000
 CLASSES = 10

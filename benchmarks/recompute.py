@@ -46,7 +46,7 @@ def build(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
     from ortflow.workflow.assembly.build import build_graphs
     from ortflow.workflow.assembly.saving import operations
-    from ortflow.workflow.forecast import activations
+    from ortflow.workflow.planning.forecast import activations
     from ortflow.workflow.spec.run import TrainerRunSpec
 
     sizes = {name: getattr(options, name) for name in ("layers", "width", "heads", "context", "vocabulary")}

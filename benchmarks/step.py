@@ -87,7 +87,7 @@ class OrtflowStep:
         With `begins` a step's passes begin while the host waits for the loss before, as in a run, if the trainer can.
         """
         from ortflow.workflow.data.batches import StepBatch
-        from ortflow.workflow.data.plan import Position
+        from ortflow.workflow.data.epoch_positions import Position
         from ortflow.workflow.steps.shard import prefetched
 
         def steps() -> Iterator[StepBatch]:

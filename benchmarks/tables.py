@@ -86,9 +86,9 @@ def ours(path: Path, cache: str) -> float:
     """Rows a second of a run's batches."""
     os.environ["ORTFLOW_CACHE"] = cache
     from ortflow.workflow.data.batches import Batches
+    from ortflow.workflow.data.epoch_positions import Position
     from ortflow.workflow.data.feed import Feed
     from ortflow.workflow.data.order import SampleOrder
-    from ortflow.workflow.data.plan import Position
     from ortflow.workflow.data.sources import open_samples
     from ortflow.workflow.spec.data import DataSet
     from ortflow.workflow.spec.mapping import ColumnReference

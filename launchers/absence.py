@@ -10,12 +10,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ortflow.launchers.absence_notices import AbsenceNotices
-from ortflow.launchers.notices import Notices
-from ortflow.launchers.plain import PlainView
-from ortflow.workflow.clock import SYSTEM_CLOCK
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision.absence_notices import AbsenceNotices
+from ortflow.launchers.supervision.notices import Notices
+from ortflow.launchers.view.plain import PlainView
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.system.clock import SYSTEM_CLOCK
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -21,7 +21,7 @@ from ortflow.launchers.capabilities import Overview
 from ortflow.launchers.names import BUILT_IN, HERE
 from ortflow.launchers.status import RunStatus, unreadable
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

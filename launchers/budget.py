@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ortflow.launchers.lines import counted
 from ortflow.launchers.records import Outcome, Used
+from ortflow.launchers.view.lines import counted
 
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import Backoff, Restart

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ortflow.launchers.findings import Finding
     from ortflow.launchers.status import RunStatus
     from ortflow.launchers.sweeps import Sweep
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
     from ortflow.workflow.spec.run import RunSpec
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import free_name
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.identity import ELSEWHERE, is_outside, recorded_identity, refuse_other_runs
+from ortflow.workflow.system.files import free_name
 
 
 def outside_folder(run: RunDir, spec: RunSpec) -> Path | None:

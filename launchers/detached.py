@@ -9,17 +9,17 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from ortflow.launchers.attempts.locks import sign
 from ortflow.launchers.base import Submission
 from ortflow.launchers.local import LocalLauncher
-from ortflow.launchers.locks import sign
-from ortflow.launchers.moved_directory import DirectoryMoved
-from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import pending_changes
 from ortflow.launchers.start_folder import go_back
 from ortflow.launchers.starting import supervise
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision.moved_directory import DirectoryMoved
+from ortflow.launchers.view.plain import PlainView
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
-from ortflow.workflow.streams import guard_log
+from ortflow.workflow.system.streams import guard_log
 
 
 def main(arguments: list[str]) -> int:

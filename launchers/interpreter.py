@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import ortflow
 from ortflow.workflow.errors import UserError, check_signal
-from ortflow.workflow.runtimes import OLDEST, RUNTIMES, TRAINING, installed_version
+from ortflow.workflow.system.runtimes import OLDEST, RUNTIMES, TRAINING, installed_version
 
 NEEDED = ("onnx", "numpy", "pyarrow", "safetensors", "mpi4py")
 INSTALL = "pip install 'ortflow[train,mpich]'"

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ortflow.launchers.attempts.locks import holder_of
 from ortflow.launchers.base import Submission
 from ortflow.launchers.interpreter import locate
-from ortflow.launchers.locks import holder_of
 from ortflow.launchers.logs import log_lines
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.named_programs import trusts
@@ -25,7 +25,7 @@ from ortflow.launchers.status import RunStatus, read_status
 from ortflow.launchers.stop import write_request
 from ortflow.manifests.local import Mpi, command, environment, settings
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 if TYPE_CHECKING:
     from ortflow.launchers.findings import Finding
@@ -105,6 +105,6 @@ class LocalLauncher:
 
     def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:
         """The findings of `doctor` on this machine."""
-        from ortflow.launchers.machine import examine_machine
+        from ortflow.launchers.doctor.machine import examine_machine
 
         return examine_machine(submission, of_user=file)

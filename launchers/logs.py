@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
+from ortflow.launchers.attempts.tail import PIECE, LineTail
 from ortflow.launchers.records import next_attempt
-from ortflow.launchers.tail import PIECE, LineTail
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import LONGEST_LINE, open_regular
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.files import LONGEST_LINE, open_regular
 
 PERIOD = 0.2
 

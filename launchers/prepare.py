@@ -7,9 +7,9 @@ import subprocess
 from pathlib import Path
 
 from ortflow.workflow.errors import EndedBySignal, UserError, check_signal
-from ortflow.workflow.oom import oom_kills
 from ortflow.workflow.spec.file.paths import check_files
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.system.oom import oom_kills
 
 
 def prepare(spec: RunSpec, folder: Path | None, python: str, memory: str | None = None) -> None:

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ortflow.launchers.attempts.locks import HeldError, hold
+from ortflow.launchers.attempts.tail import last_records
 from ortflow.launchers.base import Submission, launcher_name
 from ortflow.launchers.batch.copies import original
 from ortflow.launchers.changes import (
@@ -26,22 +28,20 @@ from ortflow.launchers.changes import (
     within,
 )
 from ortflow.launchers.checkpoint_folder import folder_to_put_aside, put_aside, refuse_filled
-from ortflow.launchers.locks import HeldError, hold
-from ortflow.launchers.moved_directory import is_same
 from ortflow.launchers.records import State, next_attempt, state
-from ortflow.launchers.tail import last_records
-from ortflow.workflow import own_files
-from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full
+from ortflow.launchers.supervision.moved_directory import is_same
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.files import free_name
-from ortflow.workflow.plan import number_in
-from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
-from ortflow.workflow.rundir import OWN_FILES, RunDir, write_atomically
+from ortflow.workflow.run.record import ATTEMPTS, damage_message, set_aside
+from ortflow.workflow.run.rundir import OWN_FILES, RunDir, write_atomically
 from ortflow.workflow.spec.checks.batch import KEY
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec, TrainerRunSpec
+from ortflow.workflow.steps.run_plan import number_in
+from ortflow.workflow.system import own_files
+from ortflow.workflow.system.disk_space import RECORDS, OutOfDisk, is_full
+from ortflow.workflow.system.files import free_name
 
 _PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{own_files.TEMPORARY}")
 """Content of a directory that another launcher is about to take, or was taking when it was killed."""

@@ -13,26 +13,27 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from ortflow.launchers import open_files, processes
-from ortflow.launchers.attempt import Attempt
-from ortflow.launchers.elastic import ElasticNodes
-from ortflow.launchers.exclusion import excluded
+from ortflow.launchers import open_files
+from ortflow.launchers.attempts.exclusion import excluded
+from ortflow.launchers.attempts.locks import wait_free
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.local import LocalRequest
-from ortflow.launchers.locks import wait_free
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, last_end, state
 from ortflow.launchers.run_directory_lock import Opened, opened
-from ortflow.launchers.simulated import SimulatedAttempt, SimulatedNodes
 from ortflow.launchers.start_folder import ROOT, leaving
 from ortflow.launchers.stop import Stop, interruptible
-from ortflow.launchers.supervised import Job, View, grace_of
-from ortflow.launchers.supervisor import Supervisor
+from ortflow.launchers.supervision import processes
+from ortflow.launchers.supervision.attempt import Attempt
+from ortflow.launchers.supervision.elastic import ElasticNodes
+from ortflow.launchers.supervision.simulated import SimulatedAttempt, SimulatedNodes
+from ortflow.launchers.supervision.supervised import Job, View, grace_of
+from ortflow.launchers.supervision.supervisor import Supervisor
 from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
 from ortflow.workflow.program.source import check_source
 from ortflow.workflow.ranks import NODE_NAMES
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.units import parse_time
 from ortflow.workflow.steps.save_period import save_message

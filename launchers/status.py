@@ -11,19 +11,19 @@ from typing import Any
 
 import yaml
 
-from ortflow.launchers.best import Best, best_of, main_metric
-from ortflow.launchers.exclusion import exclusion_reasons
-from ortflow.launchers.lines import counted
-from ortflow.launchers.locks import holder_of
-from ortflow.launchers.plain import total_steps
-from ortflow.launchers.progress import Progress
+from ortflow.launchers.attempts.exclusion import exclusion_reasons
+from ortflow.launchers.attempts.locks import holder_of
+from ortflow.launchers.attempts.tail import status_records
 from ortflow.launchers.records import State, elastic_ranks, last_end, next_attempt, state, used
-from ortflow.launchers.tail import status_records
-from ortflow.workflow.disk_space import Notice
-from ortflow.workflow.files import CHUNK, open_regular, read_whole
+from ortflow.launchers.view.best import Best, best_of, main_metric
+from ortflow.launchers.view.lines import counted
+from ortflow.launchers.view.plain import total_steps
+from ortflow.launchers.view.progress import Progress
 from ortflow.workflow.preflight.judge import summary
-from ortflow.workflow.record import ATTEMPTS, damage_message, read_records
-from ortflow.workflow.rundir import RunDir, relocated
+from ortflow.workflow.run.record import ATTEMPTS, damage_message, read_records
+from ortflow.workflow.run.rundir import RunDir, relocated
+from ortflow.workflow.system.disk_space import Notice
+from ortflow.workflow.system.files import CHUNK, open_regular, read_whole
 
 DEEPEST = 64
 """Levels of a run file that are read: parsing takes time with the square of the depth, and no run file has ten."""

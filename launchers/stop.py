@@ -14,11 +14,11 @@ from types import FrameType
 from typing import Any
 
 from ortflow.launchers.records import CANCELS
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.disk_space import is_full
 from ortflow.workflow.errors import Preempted
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.disk_space import is_full
+from ortflow.workflow.system.files import read_whole
 
 GROWTH = "growth"
 """The reason in the stop file while an elastic run saves to restart with more nodes: ranks leave, the run goes on."""

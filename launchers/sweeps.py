@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.rundir import RunDir, write_atomically
+from ortflow.workflow.system.files import read_whole
 
 SUFFIX = ".sweep"
 """Suffix of the folder's name; no run has it."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflow.export_checks import (
+from ortflow.exporter.argument_checks import (
     arguments,
     batch_axis,
     bind,
@@ -27,24 +27,24 @@ from ortflow.export_checks import (
     require_torch,
     with_rows,
 )
-from ortflow.export_evaluation import evaluation_form, finish
-from ortflow.export_hooks import check_training, gradient_factors, multiply_gradients
-from ortflow.export_names import rename_outputs, rename_tied, shorten_lines, statistics, write_roles
-from ortflow.export_optimize import optimize
-from ortflow.export_state import (
+from ortflow.exporter.evaluation_form import evaluation_form, finish
+from ortflow.exporter.graph_names import rename_outputs, rename_tied, shorten_lines, statistics, write_roles
+from ortflow.exporter.hooks import check_training, gradient_factors, multiply_gradients
+from ortflow.exporter.optimize import optimize
+from ortflow.exporter.state import (
     changed_buffers,
     name_updates,
     refuse_changed_parameters,
     refuse_newer_operators,
     returning,
 )
-from ortflow.export_state_dict import write_state_dict
-from ortflow.export_stops import mark_stops
-from ortflow.export_trace import OPSET, trace
+from ortflow.exporter.state_dict import write_state_dict
+from ortflow.exporter.stops import mark_stops
+from ortflow.exporter.trace import OPSET, trace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_model_to_train
-from ortflow.workflow.own_files import exchange_all
-from ortflow.workflow.rundir import sync_directory, write_atomically
+from ortflow.workflow.run.rundir import sync_directory, write_atomically
+from ortflow.workflow.system.own_files import exchange_all
 
 if TYPE_CHECKING:
     import torch
@@ -148,7 +148,7 @@ def export_for_training(
             left_out = f"not compared with PyTorch: the weights take more than {EXTERNAL_DATA_BYTES / 1e9:g} GB"
         else:
             # Needs numpy, a dependency of the packages that `require_torch` checks.
-            from ortflow.export_compare import compare
+            from ortflow.exporter.file_check import compare
 
             larger_inputs = with_rows(inputs, dynamic_shapes, args, kwargs, more=1)
             left_out = compare(program.model_proto, module, args, kwargs, larger_inputs)

@@ -15,20 +15,20 @@ import traceback
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ortflow.workflow.disk_space import Notice, is_full, is_too_large, out_of_disk, too_large
-from ortflow.workflow.engine import Engine
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, CommunicationError, OrtflowError, Preempted
-from ortflow.workflow.events import SCHEMA_VERSION, EventLog
-from ortflow.workflow.fence import Fence
-from ortflow.workflow.hang import HangWatch
-from ortflow.workflow.lead import Lead
-from ortflow.workflow.location import Location
 from ortflow.workflow.ranks import Place, node_of
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run.engine import Engine
+from ortflow.workflow.run.events import SCHEMA_VERSION, EventLog
+from ortflow.workflow.run.fence import Fence
+from ortflow.workflow.run.hang import HangWatch
+from ortflow.workflow.run.lead import Lead
+from ortflow.workflow.run.location import Location
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.spec.checks.nodes import REASON, of_this_attempt
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import ProgramRunSpec, RunSpec, TrainerRunSpec
+from ortflow.workflow.system.disk_space import Notice, is_full, is_too_large, out_of_disk, too_large
 
 if TYPE_CHECKING:
     from ortflow.workflow.program.context import ProgramContext

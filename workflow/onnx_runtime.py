@@ -6,7 +6,7 @@ imported later.
 
 from __future__ import annotations
 
-from ortflow.workflow.imports import without_package
+from ortflow.workflow.system.imports import without_package
 
 with without_package("onnxruntime.training"):
     import onnxruntime

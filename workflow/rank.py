@@ -16,15 +16,15 @@ import signal
 import sys
 from pathlib import Path
 
-from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER
-from ortflow.workflow.fence import of_this_rank
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.location import Location
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.signals import StopFlag
-from ortflow.workflow.streams import guard_log
+from ortflow.workflow.run.fence import of_this_rank
+from ortflow.workflow.run.location import Location
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
+from ortflow.workflow.system.disk_space import Notice
+from ortflow.workflow.system.files import open_regular
+from ortflow.workflow.system.streams import guard_log
 
 PR_SET_PDEATHSIG = 1
 UNSEEN = "it must be on storage that every node mounts; set run_dir, or exclude the node"

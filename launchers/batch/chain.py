@@ -8,7 +8,7 @@ from ortflow.launchers.base import launcher_name
 from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 def awaited(

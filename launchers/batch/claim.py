@@ -15,19 +15,19 @@ from typing import TYPE_CHECKING, Any
 from ortflow.launchers.base import Submission
 from ortflow.launchers.batch.current_job import CurrentJob
 from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled
+from ortflow.launchers.batch.job_submission import active
 from ortflow.launchers.batch.job_validity import is_on_record
 from ortflow.launchers.batch.scheduler import BatchJob, JobT, NoAnswer, Scheduler
-from ortflow.launchers.batch.submitting import active
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, state
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.run_directory_lock import opened
 from ortflow.manifests.array import run_file
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.file.paths import resolve_paths
+from ortflow.workflow.system.files import open_regular
 
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec

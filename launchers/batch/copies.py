@@ -9,7 +9,7 @@ from typing import Any
 
 from ortflow.launchers.batch.history import placed
 from ortflow.launchers.status import written_place
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 def original(run: RunDir, records: Sequence[dict[str, Any]], launcher: str) -> Path | None:

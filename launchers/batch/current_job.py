@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ortflow.launchers.batch.scheduler import BatchJob, NoAnswer, Refused
-from ortflow.workflow.clock import Clock
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import Clock
 
 PAUSE = 3.0
 """Seconds between two requests while the scheduler does not answer."""

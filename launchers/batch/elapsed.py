@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.clock import Clock
+from ortflow.workflow.system.clock import Clock
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.batch.current_job import CurrentJob
-from ortflow.launchers.elastic import absent, described, grown, most, report_nodes, there_again
-from ortflow.launchers.lines import counted
 from ortflow.launchers.records import elastic_nodes
-from ortflow.launchers.supervised import AttemptNodes, View
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.launchers.supervision.elastic import absent, described, grown, most, report_nodes, there_again
+from ortflow.launchers.supervision.supervised import AttemptNodes, View
+from ortflow.launchers.view.lines import counted
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.spec.checks.nodes import on_nodes, permitted, skipped_messages
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 GROWTH_PERIOD = 60.0
 """Most seconds between two questions to the scheduler for more nodes."""

@@ -13,16 +13,16 @@ from typing import Any
 
 from ortflow.launchers.batch import claim
 from ortflow.launchers.batch.current_job import CurrentJob
+from ortflow.launchers.batch.job_supervisor import Ranks, RunSupervisor
 from ortflow.launchers.batch.job_validity import is_on_record, revoked
-from ortflow.launchers.batch.run_supervisor import Ranks, RunSupervisor
 from ortflow.launchers.batch.scheduler import Scheduler
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.start_folder import go_back
 from ortflow.manifests.batch import FOLDER, RUN_FILE
 from ortflow.manifests.local import RANK_MODULE
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.streams import guard_log
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.streams import guard_log
 
 
 def supervise(

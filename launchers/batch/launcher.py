@@ -1,6 +1,6 @@
 """A launcher for a batch scheduler: submits, shows the status and logs, and cancels.
 
-Inside the job the run supervisor does the work (`ortflow.launchers.batch.run_supervisor`); the two communicate only
+Inside the job the run supervisor does the work (`ortflow.launchers.batch.job_supervisor`); the two communicate only
 through the run directory and the scheduler, from any machine that sees both. A scheduler's launcher derives from
 `BatchLauncher` and adds `request`.
 """
@@ -19,10 +19,10 @@ from ortflow.launchers.records import Outcome, State, state
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.stop import write_request
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.disk_space import OutOfDisk
 
 if TYPE_CHECKING:
     from ortflow.launchers.run_directory_lock import Opened
@@ -61,7 +61,7 @@ class BatchLauncher(Generic[JobT]):
 
     def submit(self, request: Any) -> str:
         """Submit the job. Raises UserError if the scheduler or the run directory refuses it."""
-        from ortflow.launchers.batch.submitting import place, settle
+        from ortflow.launchers.batch.job_submission import place, settle
         from ortflow.launchers.run_directory_lock import opened
         from ortflow.launchers.stop import interruptible
 
@@ -134,7 +134,7 @@ class BatchLauncher(Generic[JobT]):
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
         """Remove a pending job from the queue; ask a running one to save and stop, or end it `now`."""
-        from ortflow.launchers.batch.submitting import active
+        from ortflow.launchers.batch.job_submission import active
 
         scheduler = self.scheduler
         try:

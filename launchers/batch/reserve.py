@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
+from ortflow.launchers.attempts.exclusion import is_among
 from ortflow.launchers.batch.current_job import CurrentJob
-from ortflow.launchers.elastic import absent
-from ortflow.launchers.exclusion import is_among
-from ortflow.launchers.lines import counted
-from ortflow.launchers.supervised import AttemptNodes, View
+from ortflow.launchers.supervision.elastic import absent
+from ortflow.launchers.supervision.supervised import AttemptNodes, View
+from ortflow.launchers.view.lines import counted
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.spec.run import RunSpec
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ortflow.launchers.attempts.locks import holder_of
 from ortflow.launchers.batch.copies import original
 from ortflow.launchers.batch.elapsed import seconds_since
 from ortflow.launchers.batch.history import (
@@ -26,11 +27,10 @@ from ortflow.launchers.batch.history import (
     placed,
 )
 from ortflow.launchers.batch.scheduler import BatchJob, JobT, Scheduler
-from ortflow.launchers.elastic import absent
-from ortflow.launchers.locks import holder_of
 from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus, read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision.elastic import absent
+from ortflow.workflow.run.rundir import RunDir
 
 
 def gone(run: RunDir, jobs: Sequence[BatchJob], launcher: str) -> str | None:

@@ -16,8 +16,8 @@ from types import FrameType
 
 from ortflow.launchers.batch.current_job import CurrentJob, Fate
 from ortflow.launchers.stop import Stop, taken_over
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 WARNINGS = (signal.SIGUSR1, signal.SIGUSR2)
 """Signals that a scheduler sends ahead of the time limit: USR2 by our scripts, USR1 by those of other tools."""

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ortflow.launchers.batch import submitting
+from ortflow.launchers.batch import job_submission as submitting
 from ortflow.launchers.batch.history import SETTLE, Placed, find, in_doubt, is_settled, newest_job, placed
 from ortflow.launchers.batch.launcher import BatchLauncher, BatchRequest, begin, record_cancelled
 from ortflow.launchers.batch.scheduler import BatchJob, NoAnswer, Scheduler
 from ortflow.launchers.stop import write_request
 from ortflow.launchers.sweeps import Sweep, SweepDir, is_sweep, read_sweep
 from ortflow.manifests.batch import SCRIPT
-from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.own_files import TEMPORARY, remove
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.rundir import RunDir, write_atomically
+from ortflow.workflow.system.disk_space import OutOfDisk
+from ortflow.workflow.system.own_files import TEMPORARY, remove
 
 if TYPE_CHECKING:
     from ortflow.launchers.run_directory_lock import Opened

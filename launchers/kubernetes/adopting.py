@@ -16,7 +16,7 @@ from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import in_a_sentence
 from ortflow.launchers.kubernetes.snapshot import mpijobs, of_place
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
 

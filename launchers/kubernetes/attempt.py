@@ -12,20 +12,20 @@ from collections.abc import Mapping, Sequence
 
 import psutil
 
-from ortflow.launchers import processes
-from ortflow.launchers.attempt import Child
-from ortflow.launchers.cause import Cause, statuses
+from ortflow.launchers.attempts.cause import Cause, statuses
+from ortflow.launchers.attempts.tail import ends_of, newest
 from ortflow.launchers.kubernetes.hosts import addresses, short
 from ortflow.launchers.kubernetes.hydra_output import Process, early_kill, first_end
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.worker_report import WorkerReports, conclude, read_reports
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.tail import ends_of, newest
+from ortflow.launchers.supervision import processes
+from ortflow.launchers.supervision.attempt import Child
 from ortflow.manifests.local import MpiKind
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.comm import daemon_files
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 CHECK = 1.0
 """Seconds between two checks of where ranks run, until all have started."""

@@ -15,13 +15,13 @@ from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
 from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
+from ortflow.launchers.kubernetes.object_creation import sweep
 from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
 from ortflow.launchers.kubernetes.status import is_settled, orphaned
-from ortflow.launchers.kubernetes.submitting import sweep
 from ortflow.launchers.records import Outcome
-from ortflow.workflow.clock import Clock
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import Clock
 
 EXTRA = 30.0
 """Seconds beyond the pods' grace."""

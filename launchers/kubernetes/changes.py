@@ -7,7 +7,7 @@ from contextlib import suppress
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
 from ortflow.launchers.kubernetes.snapshot import View
-from ortflow.workflow.clock import Clock
+from ortflow.workflow.system.clock import Clock
 
 CALM = 120.0
 """Seconds between two snapshots of a run whose pods do not change."""

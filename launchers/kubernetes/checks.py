@@ -10,7 +10,7 @@ from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
 from ortflow.launchers.kubernetes.quantity import parse, show
 from ortflow.launchers.kubernetes.refusals import keys_that_state
-from ortflow.launchers.lines import duration
+from ortflow.launchers.view.lines import duration
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 STALE = 60.0

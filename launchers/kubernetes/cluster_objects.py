@@ -13,7 +13,7 @@ from ortflow.launchers.kubernetes.place import Place
 from ortflow.launchers.kubernetes.snapshot import View, newest_first, of_place, why_gone
 from ortflow.launchers.kubernetes.status import VALIDATION, status
 from ortflow.launchers.status import RunStatus, read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 _NOWHERE = Path("/dev/null/none")
 

@@ -9,10 +9,10 @@ import signal
 from collections.abc import Callable
 
 from ortflow.launchers.stop import taken_over
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.disk_space import RECORDS, Notice, OutOfDisk, has_room, wait_for_room
 from ortflow.workflow.errors import Preempted
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.disk_space import RECORDS, Notice, OutOfDisk, has_room, wait_for_room
 
 
 def await_room(run: RunDir, seconds: float, report: Callable[[OutOfDisk], None], clock: Clock = SYSTEM_CLOCK) -> None:

@@ -16,9 +16,9 @@ from ortflow.launchers.findings import Finding, fault, from_error, ok, untested,
 from ortflow.launchers.kubernetes import checks, objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.dry_run import dry_run
+from ortflow.launchers.kubernetes.object_creation import require_operator
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.resources import GROUP, VERSION
-from ortflow.launchers.kubernetes.submitting import require_operator
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.spec.checks.nodes import permitted
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.supervisor import EXIT_CODES
-from ortflow.workflow.rundir import write_atomically
+from ortflow.launchers.supervision.supervisor import EXIT_CODES
+from ortflow.workflow.run.rundir import write_atomically
 
 TERMINATION = Path("/dev/termination-log")
 """Kubernetes shows its content as the reason for the container's end."""

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.remote.bootstrap import place_files
-from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.system.disk_space import is_full, out_of_disk
 
 
 def read_spec(pod: Pod) -> tuple[RunSpec, Path]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 HOSTFILE = Path("/etc/mpi/hostfile")
 TIMEOUT = 3.0

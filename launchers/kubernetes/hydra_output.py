@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Mapping
 
-from ortflow.launchers.cause import Cause
+from ortflow.launchers.attempts.cause import Cause
 from ortflow.launchers.kubernetes.hosts import short
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.errors import EXIT_PREEMPTED, signal_name

@@ -22,7 +22,7 @@ from ortflow.launchers.logs import log_lines
 from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 if TYPE_CHECKING:
     from ortflow.launchers.findings import Finding

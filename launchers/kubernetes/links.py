@@ -20,10 +20,10 @@ from ortflow.launchers.kubernetes.snapshot import View, of_place, take_snapshot
 from ortflow.launchers.kubernetes.status import is_settled, status
 from ortflow.launchers.records import Outcome, State
 from ortflow.launchers.status import RunStatus, read_status
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 LONGEST = 8.0
 """Seconds between two tries while the API server does not answer."""

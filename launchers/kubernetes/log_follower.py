@@ -17,7 +17,7 @@ from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import read_place
 from ortflow.launchers.status import RunStatus
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 PERIOD = 1.0
 """Seconds between two queries while the status is about to change, or changes cannot be watched."""

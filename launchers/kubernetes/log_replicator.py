@@ -16,15 +16,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ortflow.launchers.attempts.locks import HeldError, hold
+from ortflow.launchers.attempts.tail import last_records
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unread
 from ortflow.launchers.kubernetes.lines import Line, Record, read_line, stamped
 from ortflow.launchers.kubernetes.place import Cursor, Place, is_real, read_place, write_place
-from ortflow.launchers.locks import HeldError, hold
-from ortflow.launchers.tail import last_records
-from ortflow.workflow.disk_space import Notice, OutOfDisk
-from ortflow.workflow.events import discard_lost, find_lost, line_of_save
-from ortflow.workflow.rundir import RunDir, append_json_line, write_atomically
+from ortflow.workflow.run.events import discard_lost, find_lost, line_of_save
+from ortflow.workflow.run.rundir import RunDir, append_json_line, write_atomically
+from ortflow.workflow.system.disk_space import Notice, OutOfDisk
 
 LOCK = ".log_replicator.lock"
 POD_OUTPUT = Path("logs") / "launcher.log"

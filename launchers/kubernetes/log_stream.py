@@ -11,11 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ortflow.launchers.plain import PlainView, total_steps
-from ortflow.launchers.tail import LineTail, last_records
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.disk_space import Notice, OutOfDisk
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.attempts.tail import LineTail, last_records
+from ortflow.launchers.view.plain import PlainView, total_steps
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.disk_space import Notice, OutOfDisk
 
 MARK = "::ortflow "
 PERIOD = 0.5

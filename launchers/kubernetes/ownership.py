@@ -15,14 +15,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ortflow.launchers.attempts.liveness import FileChanges
+from ortflow.launchers.attempts.locks import holder_of, wait_free
 from ortflow.launchers.kubernetes.pod import Pod
-from ortflow.launchers.liveness import FileChanges
-from ortflow.launchers.locks import holder_of, wait_free
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.fence import EXIT_FENCED, Owner
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.fence import EXIT_FENCED, Owner
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.files import read_whole
 
 OLD_SUPERVISOR = 100.0
 """Seconds until a fenced supervisor process has released the lock: a file server takes it from a lost node after

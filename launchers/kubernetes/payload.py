@@ -15,7 +15,7 @@ from typing import Any
 from ortflow.launchers.base import Submission
 from ortflow.launchers.kubernetes.api import Object
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.file.load import read_run_file
 from ortflow.workflow.spec.run import RunSpec
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.rundir import RunDir, write_atomically
+from ortflow.workflow.system.files import read_whole
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

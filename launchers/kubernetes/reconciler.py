@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ortflow.launchers.attempts.exclusion import excluded, retained
 from ortflow.launchers.budget import decide
-from ortflow.launchers.exclusion import excluded, retained
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
 from ortflow.launchers.kubernetes.avoidance import avoided

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 LONGEST = 300.0
 """Seconds between two tries."""

@@ -17,9 +17,9 @@ from collections.abc import Collection
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
+from ortflow.launchers.attempts.exclusion import excluded, retained
+from ortflow.launchers.attempts.locks import wait_free
 from ortflow.launchers.base import Submission
-from ortflow.launchers.elastic import ElasticNodes
-from ortflow.launchers.exclusion import excluded, retained
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.kubernetes.account import ensure_account
 from ortflow.launchers.kubernetes.attempt import PodAttempt
@@ -35,17 +35,16 @@ from ortflow.launchers.kubernetes.pool import HostPool
 from ortflow.launchers.kubernetes.sshd import keys
 from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
 from ortflow.launchers.kubernetes.worker_report import node_of_host
-from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.prepare import prepare
-from ortflow.launchers.processes import dies_with_parent
 from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pending_changes, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import Stop, interruptible, taken_over
-from ortflow.launchers.supervised import Job, View
-from ortflow.launchers.supervisor import Supervisor
+from ortflow.launchers.supervision.elastic import ElasticNodes
+from ortflow.launchers.supervision.processes import dies_with_parent
+from ortflow.launchers.supervision.supervised import Job, View
+from ortflow.launchers.supervision.supervisor import Supervisor
 from ortflow.manifests.local import Mpi
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import (
     EXIT_DONE,
     EXIT_FAILURE,
@@ -55,12 +54,13 @@ from ortflow.workflow.errors import (
     Preempted,
     UserError,
 )
-from ortflow.workflow.fence import DELAY, VARIABLE
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.fence import DELAY, VARIABLE
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import variables
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.units import parse_time
-from ortflow.workflow.streams import guard_log
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.streams import guard_log
 
 WAIT = 3600.0
 """Seconds to wait for the workers; then the pod fails and the operator retries it."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.object_creation import create, new_suffix, require_operator, sweep
 from ortflow.launchers.kubernetes.objects import directory, name, over
 from ortflow.launchers.kubernetes.payload import keep
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
@@ -19,13 +20,12 @@ from ortflow.launchers.kubernetes.refusals import in_a_sentence, refusal
 from ortflow.launchers.kubernetes.request import KubernetesRequest
 from ortflow.launchers.kubernetes.snapshot import mpijobs, take_snapshot
 from ortflow.launchers.kubernetes.status import suspended
-from ortflow.launchers.kubernetes.submitting import create, new_suffix, require_operator, sweep
 from ortflow.launchers.records import State, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import interruptible
-from ortflow.workflow.clock import Clock
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import Clock
 
 
 def submit(request: KubernetesRequest, links: Links) -> str:

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from typing_extensions import assert_never
 
-from ortflow.launchers.exclusion import RETAIN
+from ortflow.launchers.attempts.exclusion import RETAIN
 from ortflow.launchers.kubernetes import avoidance, objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.changes import wait
 from ortflow.launchers.kubernetes.links import Links, adopt_job
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
+from ortflow.launchers.kubernetes.object_creation import new_suffix, owner
 from ortflow.launchers.kubernetes.place import Place, read_place
 from ortflow.launchers.kubernetes.reconciler import (
     Action,
@@ -39,14 +40,13 @@ from ortflow.launchers.kubernetes.reconciler import (
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.retries import Retries
 from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
-from ortflow.launchers.kubernetes.submitting import new_suffix, owner
 from ortflow.launchers.records import Outcome, State, state
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import run_directory
 from ortflow.workflow.spec.run import Restart
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 PERIOD = 3.0
 """Seconds between two snapshots of a run in which something happens."""

@@ -8,8 +8,8 @@ from ortflow.launchers.kubernetes.hosts import short
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.sshd import keys
 from ortflow.launchers.kubernetes.worker_report import is_on, key_digest, leaves, other_key
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 NEW_KEY = 180.0
 """Seconds in which kubelets bring a replaced Secret to pods; they check every minute or two."""

@@ -18,15 +18,15 @@ from types import FrameType
 
 import psutil
 
-from ortflow.launchers import processes
 from ortflow.launchers.kubernetes.account import ensure_account
 from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.kubernetes.sshd import keys, start_sshd
 from ortflow.launchers.kubernetes.worker_report import WorkerReport, key_digest, write_report
+from ortflow.launchers.supervision import processes
 from ortflow.manifests.local import RANK_MODULE
-from ortflow.workflow.disk_space import is_full
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, UserError
-from ortflow.workflow.oom import oom_kills
+from ortflow.workflow.system.disk_space import is_full
+from ortflow.workflow.system.oom import oom_kills
 
 TERMINATED = 128 + signal.SIGTERM
 PERIOD = 0.25

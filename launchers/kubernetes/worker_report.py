@@ -13,11 +13,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from ortflow.launchers.cause import Cause
+from ortflow.launchers.attempts.cause import Cause
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 
 
 @dataclass(frozen=True)

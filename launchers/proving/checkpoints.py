@@ -13,8 +13,8 @@ from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import Span, file_layout, file_name
 from ortflow.workflow.checkpoint.verify import read_manifest
-from ortflow.workflow.record import EVENTS, read_records
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.record import EVENTS, read_records
+from ortflow.workflow.run.rundir import RunDir
 
 VALUES = {"step": ("loss", "lr", "grad_norm"), "evaluation": None}
 """Kinds of events that are compared, and their values; None: all but the times."""

@@ -19,7 +19,7 @@ from ortflow.launchers.proving.runs import Proof, make_run
 from ortflow.launchers.proving.sources import Reading, readings
 from ortflow.launchers.proving.traces import Trace, read_trace
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.strike import Plan, struck_at
+from ortflow.workflow.run.strike import Plan, struck_at
 
 LEAST_STEPS = 6
 SIGNALS = {"killed": "SIGKILL", "stopped": "SIGTERM"}

@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ortflow.launchers.attempts.locks import HeldError, hold
+from ortflow.launchers.attempts.tail import last_lines
 from ortflow.launchers.base import Submission
 from ortflow.launchers.local import LocalLauncher
-from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.run_directory_lock import Opened
 from ortflow.launchers.starting import Ending, run_here
 from ortflow.launchers.stop import write_request
-from ortflow.launchers.tail import last_lines
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, Preempted, UserError
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.strike import FOLDER_VARIABLE, Plan, waiting
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.strike import FOLDER_VARIABLE, Plan, waiting
 
 MARKER = ".prove"
 """A file by which the folder of the runs is known."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ortflow.workflow.strike import struck_at
+from ortflow.workflow.run.strike import struck_at
 
 RANDOM = {
     "python": "python generator",

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 
 
 @dataclass(frozen=True)

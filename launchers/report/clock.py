@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ortflow.launchers.lines import duration
+from ortflow.launchers.view.lines import duration
 
 Record = dict[str, Any]
 FORWARD = 900.0

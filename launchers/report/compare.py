@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ortflow.launchers.lines import duration, number
 from ortflow.launchers.report.page import curves, document, moment, table
 from ortflow.launchers.report.parallel_coordinates import parallel_coordinates
 from ortflow.launchers.report.survey import Survey
 from ortflow.launchers.report.timeline import MICRO
+from ortflow.launchers.view.lines import duration, number
 
 
 def comparison(runs: Sequence[Survey]) -> str:

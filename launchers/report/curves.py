@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ortflow.launchers.progress import metrics
+from ortflow.launchers.view.progress import metrics
 
 Point = tuple[float, float]
 Curves = dict[str, list[Point]]

@@ -8,7 +8,6 @@ from datetime import datetime, timezone
 from html import escape
 from typing import Any
 
-from ortflow.launchers.lines import duration, size
 from ortflow.launchers.report.causes import MEANINGS
 from ortflow.launchers.report.curves import Curves, evaluation_curves, step_curves
 from ortflow.launchers.report.mfu import mfu_curve
@@ -18,6 +17,7 @@ from ortflow.launchers.report.style import CAUSES, CSS, SCRIPT, SERIES
 from ortflow.launchers.report.survey import Survey
 from ortflow.launchers.report.svg import legend, line_chart, share_bar, time_axis
 from ortflow.launchers.report.timeline import MICRO
+from ortflow.launchers.view.lines import duration, size
 
 MFU = "mfu, %"
 """Name of the curve: not one that a program may log as `mfu`."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.report.peaks import known_peak
-from ortflow.workflow import profile as records
-from ortflow.workflow.recording import RUN
+from ortflow.workflow.run import profile_records as records
+from ortflow.workflow.run.operator_records import RUN
 
 EXCHANGES = frozenset({"Collective", "Shards"})
 """Operators that call other ranks: their time is that of the collectives."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ortflow.launchers.lines import counted, duration
 from ortflow.launchers.report.profile import Profile, Row
+from ortflow.launchers.view.lines import counted, duration
 
 HEADS = ("CALLS", "TIME", "SHARE", "BYTES", "RATE", "OF LIMIT")
 

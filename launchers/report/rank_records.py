@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 from ortflow.launchers.report.timeline import MICRO, micro
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.record import EVENTS, parse
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.record import EVENTS, parse
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.files import open_regular
 
 WHOLE = 16 << 20
 """Bytes of all ranks' files together up to which they are read whole."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ortflow.launchers.lines import duration
 from ortflow.launchers.report.survey import Survey
 from ortflow.launchers.report.svg import coarse
 from ortflow.launchers.report.timeline import MICRO
+from ortflow.launchers.view.lines import duration
 
 MOST_ROWS = 256
 Bar = tuple[int, int, str, str]

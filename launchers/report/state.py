@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ortflow.launchers.lines import duration
 from ortflow.launchers.records import State
 from ortflow.launchers.report.survey import Survey
 from ortflow.launchers.status import RunStatus
+from ortflow.launchers.view.lines import duration
 
 
 def sentence(run: Survey) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from ortflow.launchers.locks import holder_of
+from ortflow.launchers.attempts.locks import holder_of
 from ortflow.launchers.report.accounting import Account, account, newest_checkpoint
 from ortflow.launchers.report.causes import Cause
 from ortflow.launchers.report.clock import corrected
@@ -18,9 +18,9 @@ from ortflow.launchers.report.restarts import Restart, restarts
 from ortflow.launchers.report.stragglers import StepTimes, Straggler, step_times, straggler
 from ortflow.launchers.report.timeline import MICRO
 from ortflow.launchers.status import RunStatus, read_status
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.record import ATTEMPTS, EVENTS, read_records
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.record import ATTEMPTS, EVENTS, read_records
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.files import read_whole
 
 MOST_RANKS = 100_000
 """No run has more; a damaged record may say so."""

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ortflow.launchers.findings import Finding, fault, ok, warning
-from ortflow.launchers.lines import duration
 from ortflow.launchers.slurm.fit import Asked, chosen, clock, misfits
 from ortflow.launchers.slurm.site import Association, Node, Partition, Settings, listed, seconds
+from ortflow.launchers.view.lines import duration
 
 if TYPE_CHECKING:
     from ortflow.launchers.slurm.probe import Start

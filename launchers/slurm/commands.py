@@ -27,10 +27,10 @@ from ortflow.launchers.slurm.jobs import (
 )
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.launchers.slurm.runner import Answer, Runner, Settings, run_here
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.disk_space import is_full, out_of_disk
 
 PATIENCE = 12.0
 """Seconds for one command: Slurm's own commands give up a hung controller after 10."""

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from ortflow.launchers.attempts.exclusion import is_among
 from ortflow.launchers.batch.current_job import CurrentJob, Fate
 from ortflow.launchers.batch.scheduler import Refused
-from ortflow.launchers.exclusion import is_among
 from ortflow.launchers.slurm.allocation import expected_start, hostnames, lost, would_start
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import WAITING, Job
@@ -22,7 +22,7 @@ from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.launchers.slurm.srun_output import taken_away
 from ortflow.manifests.batch import SCRIPT
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.rundir import RunDir, write_atomically
 
 _EXCLUDED = re.compile(r"\bExcNodeList=(?!\(null\))(\S+)")
 REMINDER_MINUTES = 2

@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ortflow.launchers.batch.submitting import new_submission
+from ortflow.launchers.batch.job_submission import new_submission
 from ortflow.launchers.capabilities import Trial
 from ortflow.launchers.file_system import existing, filesystem
 from ortflow.launchers.findings import Finding, Level, fault, from_error, ok, untested, warning
 from ortflow.launchers.interpreter import check, examine, interpreter_line, locate
-from ortflow.launchers.lines import duration
 from ortflow.launchers.named_programs import unconfirmed
 from ortflow.launchers.slurm import checks
 from ortflow.launchers.slurm.commands import Refused
@@ -34,6 +33,7 @@ from ortflow.launchers.slurm.site import Association, Partition, Settings, liste
 from ortflow.launchers.slurm.survey import FINE_TO_HAVE, NEEDED, Survey
 from ortflow.launchers.slurm.trial import NotRun, run_trial
 from ortflow.launchers.slurm.trial_findings import findings
+from ortflow.launchers.view.lines import duration
 from ortflow.manifests.slurm.container import inside
 from ortflow.manifests.slurm.trial import trial_spec
 from ortflow.workflow.errors import OrtflowError, UserError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ortflow.launchers.attempts.tail import last_lines
 from ortflow.launchers.records import last_end, open_attempt
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.tail import last_lines
 from ortflow.workflow.errors import signal_name
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 NEVER_BEGAN = 53
 """The signal that Slurm reports if it could not open the job's output."""

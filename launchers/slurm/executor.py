@@ -27,7 +27,7 @@ from ortflow.launchers.slurm.job import RunJob
 from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.slurm.parameters import KEYS, OTHERS, overrides, renamed
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
 

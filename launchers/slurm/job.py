@@ -24,7 +24,7 @@ from ortflow.launchers.slurm.jobs import AT_WORK, WAITING
 from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.slurm.outcome import follower, outcome, result_file
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 BETWEEN = {"UNKNOWN", "PREEMPTED", "NODE_FAIL"}
 """States that a job may have for a moment before Slurm requeues it."""

@@ -18,7 +18,7 @@ from ortflow.launchers.remote.arrival import shipped_code
 from ortflow.launchers.slurm.commands import Refused, Slurm
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 if TYPE_CHECKING:
     from ortflow.launchers.capabilities import Trial

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from ortflow.launchers.cause import Cause
+from ortflow.launchers.attempts.cause import Cause
 from ortflow.launchers.records import Outcome
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED

@@ -66,7 +66,7 @@ def preflight(mpi: Any, world: Any) -> dict[str, Any]:
     try:
         gate = importlib.import_module("ortflow.workflow.preflight.gate")
         ranks = importlib.import_module("ortflow.workflow.comm.mpi").MpiRanks(mpi, world)
-        cores = importlib.import_module("ortflow.workflow.cores")
+        cores = importlib.import_module("ortflow.workflow.system.cores")
     except ImportError as error:
         return {"error": f"{type(error).__name__}: {error}"}
     grant = cores.grant_of_this_process(socket.gethostname())

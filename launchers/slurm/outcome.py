@@ -16,7 +16,7 @@ from typing import Any
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.launchers.status import RunStatus, read_status
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.rundir import RunDir, write_atomically
 
 
 def result_file(run: RunDir, job: str) -> Path:

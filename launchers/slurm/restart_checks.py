@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ortflow.launchers.findings import Finding, ok, warning
-from ortflow.launchers.lines import duration
 from ortflow.launchers.slurm.site import Partition, Settings, credential_expiry, listed, seconds
+from ortflow.launchers.view.lines import duration
 
 SHORT_GRACE = 20.0
 """Seconds below which a large model's checkpoint may not finish."""

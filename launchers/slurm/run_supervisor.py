@@ -21,7 +21,7 @@ from ortflow.manifests.slurm import Placement, settings
 from ortflow.manifests.slurm.launch import sized
 from ortflow.manifests.slurm.placement import Start
 from ortflow.workflow.errors import EXIT_USER
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import CHOSEN, VARIABLE
 from ortflow.workflow.spec.run import RunSpec
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ortflow.manifests.batch import SCRIPT
 from ortflow.manifests.local import absolute_entries
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 
 FOLDER = "slurm"
 """In the run directory: the script, and the files that `submitit.SlurmJob` reads."""

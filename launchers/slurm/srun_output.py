@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import signal
 
-from ortflow.launchers.cause import Cause
+from ortflow.launchers.attempts.cause import Cause
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 

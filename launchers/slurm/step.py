@@ -13,12 +13,12 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ortflow.launchers.attempt import Child
-from ortflow.launchers.cause import Cause, statuses
+from ortflow.launchers.attempts.cause import Cause, statuses
 from ortflow.launchers.slurm.mpirun_output import lost_node
 from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, verdict
+from ortflow.launchers.supervision.attempt import Child
 from ortflow.manifests.local import MpiKind
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 _ABORT = re.compile(r"MPI_Abort|Fatal error in|MPI_ABORT was invoked|Abort\(\d+\)")
 ABORT = 10.0

@@ -34,7 +34,7 @@ from ortflow.launchers.slurm.survey import Survey
 from ortflow.launchers.stop import taken_over
 from ortflow.manifests.slurm.trial import LIMIT, script
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.runtimes import RUNTIMES
+from ortflow.workflow.system.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
     from ortflow.manifests.slurm import Placement

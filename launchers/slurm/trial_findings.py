@@ -8,10 +8,10 @@ from statistics import median
 
 from ortflow.launchers.findings import Finding, fault, ok, untested, warning
 from ortflow.launchers.interpreter import Interpreter, check
-from ortflow.launchers.lines import duration, size
 from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.trial import Results
 from ortflow.launchers.slurm.trial_ranks import relevant_line, world_of
+from ortflow.launchers.view.lines import duration, size
 from ortflow.manifests.slurm.trial import REPORT_LIMIT, UNSEEN
 from ortflow.workflow.errors import UserError
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from ortflow.launchers.findings import Finding, fault, ok, untested, warning
-from ortflow.launchers.lines import counted, duration
 from ortflow.launchers.slurm.checks import FITTING, NAMES
 from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.srun_output import verdict
 from ortflow.launchers.slurm.trial import Results
+from ortflow.launchers.view.lines import counted, duration
 from ortflow.manifests.slurm.trial import CONNECT
 from ortflow.workflow.comm.nccl_messages import trouble
 from ortflow.workflow.preflight.judge import slow_nodes, summary

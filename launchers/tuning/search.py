@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortflow.launchers.base import Launcher, Submission, statuses
-from ortflow.launchers.best import evaluations
 from ortflow.launchers.records import State
 from ortflow.launchers.sweeps import Member, Sweep, member_root
 from ortflow.launchers.tuning.study import Record, Trial
+from ortflow.launchers.view.best import evaluations
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 if TYPE_CHECKING:
     from ortflow.launchers.status import RunStatus

@@ -22,7 +22,7 @@ from ortflow.cli.help import GroupedCommands
 from ortflow.cli.program import ProgramCommand
 from ortflow.launchers import open_files
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, OrtflowError, Preempted
-from ortflow.workflow.streams import guarded, open_closed
+from ortflow.workflow.system.streams import guarded, open_closed
 
 
 class Verb(NamedTuple):
@@ -156,7 +156,7 @@ def _main() -> None:
     except BrokenPipeError:
         raise  # the reader of the pipe has gone: click handles it
     except OSError as error:
-        from ortflow.workflow.disk_space import is_full, out_of_disk
+        from ortflow.workflow.system.disk_space import is_full, out_of_disk
 
         if error.filename is None:
             raise

@@ -13,7 +13,7 @@ from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
     from ortflow.workflow.inference.models import Asked
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
 
 AppliedArgument = Annotated[
     str, typer.Argument(metavar="RUN|MODEL", help="A run, or an ONNX model.", autocompletion=complete_run)

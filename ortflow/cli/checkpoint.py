@@ -36,7 +36,7 @@ StepOption = Annotated[int | None, typer.Option(min=0, help="Only the checkpoint
 @app.command(name="list")
 def list_checkpoints(run: PlaceArgument, as_json: JsonOption = False, runs: RunsOption = Path(RUNS)) -> None:
     """List the checkpoints, oldest first, without reading the tensors."""
-    from ortflow.launchers.lines import counted
+    from ortflow.launchers.view.lines import counted
 
     store = _store(run, runs)
     rows = [_row(store, step) for step in store.steps()]
@@ -172,7 +172,7 @@ def reshape(
 
     Converts the newest committed checkpoint by default.
     """
-    from ortflow.launchers.lines import counted
+    from ortflow.launchers.view.lines import counted
     from ortflow.workflow.checkpoint.reshape import reshape as write
     from ortflow.workflow.checkpoint.store import DirectoryStore
 
@@ -214,8 +214,8 @@ def _store(run: str, runs: Path) -> DirectoryStore:
 
 def _refuse_if_saving(store: DirectoryStore) -> None:
     """Raise UserError if the run is active: a checkpoint that it has not yet marked as committed looks incomplete."""
-    from ortflow.launchers.locks import holder_of
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.launchers.attempts.locks import holder_of
+    from ortflow.workflow.run.rundir import RunDir
 
     for folder in store.path.absolute().parents:
         if holder_of(RunDir(folder).lock) is not None:
@@ -225,9 +225,9 @@ def _refuse_if_saving(store: DirectoryStore) -> None:
 def _checkpoint_directory(run_file: Path, root: Path) -> str:
     import yaml
 
-    from ortflow.workflow.files import read_whole
-    from ortflow.workflow.rundir import relocated
+    from ortflow.workflow.run.rundir import relocated
     from ortflow.workflow.spec.run import CheckpointSection
+    from ortflow.workflow.system.files import read_whole
 
     try:
         values = yaml.safe_load(read_whole(run_file))

@@ -22,8 +22,8 @@ from typing import Annotated, Any
 import typer
 
 from ortflow.workflow.errors import EXIT_FAILURE, UserError
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.streams import plain, terminal_output
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.streams import plain, terminal_output
 
 FILES = ("run.yaml", "prepare.py")
 KILL_BEHIND = 0.45
@@ -119,6 +119,6 @@ def _steps(run_dir: Path) -> Mapping[int, list[Any]]:
 
 def _events(run_dir: Path, rank: int) -> list[dict[str, Any]]:
     """A rank's events; empty if there are none yet."""
-    from ortflow.workflow.record import EVENTS, read_records
+    from ortflow.workflow.run.record import EVENTS, read_records
 
     return read_records(RunDir(run_dir).events(rank), EVENTS)[0]

@@ -90,7 +90,7 @@ def _examine(
 def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:
     """A checked run; raises Faults."""
     from ortflow.launchers.base import Submission
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
     from ortflow.workflow.spec.file.load import read_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
 

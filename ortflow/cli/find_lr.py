@@ -35,7 +35,7 @@ def find_lr(
 
     check(examine(sys.executable))
 
-    from ortflow.workflow.lr_range import range_test, suggestion
+    from ortflow.workflow.planning.lr_range import range_test, suggestion
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
     from ortflow.workflow.spec.run import trainer_run

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ortflow.launchers.report.causes import Cause
     from ortflow.launchers.report.goodput import Sum
     from ortflow.launchers.report.survey import Survey
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
 
 
 def goodput(
@@ -65,7 +65,7 @@ HEAD = ("WALL", "GOODPUT", "LARGEST LOSSES")
 
 def runs_of(run_or_root: str | None, runs: Path) -> list[RunDir]:
     """The run, or the runs of the folder, that the command line names; raises UserError if there is neither."""
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
 
     if run_or_root is None:
         return runs_in(runs)
@@ -115,9 +115,9 @@ def _as_json(
 
 def _print_one(run: Survey, totals: Mapping[Cause, int]) -> None:
     """A table of causes, and what the numbers do not say."""
-    from ortflow.launchers.lines import counted, duration
     from ortflow.launchers.report.causes import MEANINGS
     from ortflow.launchers.report.timeline import MICRO
+    from ortflow.launchers.view.lines import counted, duration
 
     wall = sum(totals.values())
     typer.echo(
@@ -142,9 +142,9 @@ def _print_one(run: Survey, totals: Mapping[Cause, int]) -> None:
 
 
 def _row(totals: Mapping[Cause, int], run: Survey | None = None) -> tuple[str, str, str]:
-    from ortflow.launchers.lines import duration
     from ortflow.launchers.report.causes import Cause
     from ortflow.launchers.report.timeline import MICRO
+    from ortflow.launchers.view.lines import duration
 
     wall = sum(totals.values())
     losses = sorted(((value, cause) for cause, value in totals.items() if cause is not Cause.STEP), reverse=True)

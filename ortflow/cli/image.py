@@ -40,6 +40,6 @@ def check(
 
     Run it inside the image, as the user of the run. Prints one line per check; exit code 1 if there is a fault.
     """
-    from ortflow.launchers.image import Wanted, examine_image
+    from ortflow.launchers.doctor.image import Wanted, examine_image
 
     print_findings(examine_image(Wanted(python, mpi.value, port)), as_json=as_json)

@@ -11,7 +11,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.locations import url_of
 
 if TYPE_CHECKING:
-    from ortflow.workflow.first_run import Guess
+    from ortflow.workflow.planning.first_run import Guess
 
 FLOATS = {"float": "float32", "double": "float64"}
 """ONNX's names of element types, and numpy's."""
@@ -23,10 +23,10 @@ def run_file_of_model(model: Path, data: Path, file: Path) -> str:
     Raises UserError if the model cannot be trained, if its inputs or its label are not found in the set, or if the run
     does not fit in memory.
     """
-    from ortflow.workflow.first_run import micro_batch
     from ortflow.workflow.graph.intake.inspect import findings
-    from ortflow.workflow.guessed_set import guess_for
-    from ortflow.workflow.host_memory import available
+    from ortflow.workflow.planning.first_run import micro_batch
+    from ortflow.workflow.planning.guessed_set import guess_for
+    from ortflow.workflow.system.host_memory import available
 
     report = findings(model)
     inputs, outputs = ([_array(value) for value in values] for values in (report.inputs, report.outputs))
@@ -42,7 +42,7 @@ def run_file_of_model(model: Path, data: Path, file: Path) -> str:
 
 
 def _array(value: Any) -> Any:
-    from ortflow.workflow.first_run import Array
+    from ortflow.workflow.planning.first_run import Array
 
     shape = tuple(size if isinstance(size, int) else None for size in (value.shape or [None])[1:])
     return Array(value.name, FLOATS.get(value.dtype, value.dtype), shape)
@@ -50,7 +50,7 @@ def _array(value: Any) -> Any:
 
 def _memory(text: str, file: Path) -> dict[str, int]:
     """Predicted bytes by part. Building the graphs also shows that the run file works."""
-    from ortflow.workflow.forecast import forecast
+    from ortflow.workflow.planning.forecast import forecast
     from ortflow.workflow.spec.file.load import load_run_text
     from ortflow.workflow.spec.file.paths import resolve_paths
     from ortflow.workflow.spec.run import trainer_run

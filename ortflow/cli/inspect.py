@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ortflow.cli.status import table
-from ortflow.launchers.lines import size
+from ortflow.launchers.view.lines import size
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
-    from ortflow.workflow.forecast import Forecast
     from ortflow.workflow.graph.intake.inspect import Report, Value
     from ortflow.workflow.graph.roles.decide import Role
+    from ortflow.workflow.planning.forecast import Forecast
     from ortflow.workflow.spec.run import TrainerRunSpec
 
 
@@ -105,7 +105,7 @@ def _passes(run_file: Path, overrides: list[str], after: str | None, output: Pat
 
 def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
     """Predict the memory of a rank of a run."""
-    from ortflow.workflow.forecast import forecast
+    from ortflow.workflow.planning.forecast import forecast
 
     prediction = forecast(_run(run_file, overrides))
     if json:
@@ -115,7 +115,7 @@ def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
 
 
 def _print_plan(prediction: Forecast) -> None:
-    from ortflow.workflow.forecast import ADVICE, SHOWN
+    from ortflow.workflow.planning.forecast import ADVICE, SHOWN
 
     device = "GPU" if prediction.device == "cuda" else "CPU"
     of = "a rank" if prediction.ranks == 1 else f"rank {prediction.rank}, which needs most of {prediction.ranks},"

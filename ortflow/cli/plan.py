@@ -13,7 +13,7 @@ import typer
 
 from ortflow.cli.status import table
 from ortflow.cli.submission import FileArgument, OverridesArgument
-from ortflow.launchers.lines import size
+from ortflow.launchers.view.lines import size
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ def profile(
 ) -> None:
     """Print where the time of the profiled steps of a run went."""
     from ortflow.launchers.report.profile import read
-    from ortflow.workflow import profile as records
+    from ortflow.workflow.run import profile_records as records
 
     if by not in ("operator", "module"):
         raise UserError(f"--by is {by}", fix="give operator or module")

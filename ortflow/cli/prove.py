@@ -56,7 +56,7 @@ def prove(
 
 def short_run(spec: RunSpec, steps: int, period: int) -> RunSpec:
     """The run with so many steps, checkpoints of that period, and no pause or export. Pure."""
-    from ortflow.workflow.durations import parse_duration
+    from ortflow.workflow.run.durations import parse_duration
     from ortflow.workflow.spec.run import TrainerRunSpec
 
     checkpoint: dict[str, object] = {"directory": "checkpoints", "every_steps": period, "every_seconds": None}

@@ -10,7 +10,7 @@ import typer
 
 from ortflow.cli.runs import is_run
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 def rank(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:

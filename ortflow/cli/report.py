@@ -16,7 +16,7 @@ from ortflow.workflow.errors import UserError
 if TYPE_CHECKING:
     from ortflow.cli.sweep_table import Results
     from ortflow.launchers.report.survey import Survey
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
 
 REFRESH = 5
 """Seconds between two loads of a served page."""
@@ -79,7 +79,7 @@ def _report(make: Callable[[int | None], str], numbers: Callable[[], Any] | None
 
         serve(lambda: make(REFRESH), port, typer.echo)
         return
-    from ortflow.workflow.rundir import write_atomically
+    from ortflow.workflow.run.rundir import write_atomically
 
     if path.is_dir():
         raise UserError("is a folder", where=str(path), fix="give a file with -o")
@@ -169,7 +169,7 @@ def _numbers(run: RunDir, compared_runs: list[RunDir]) -> Any:
 
 
 def _run_file(run: RunDir) -> str:
-    from ortflow.workflow.files import read_whole
+    from ortflow.workflow.system.files import read_whole
 
     try:
         return read_whole(run.run_file, 1 << 20).decode(errors="replace")

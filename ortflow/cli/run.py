@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from ortflow.launchers.base import Launcher, Submission
     from ortflow.launchers.run_directory_lock import Opened
-    from ortflow.launchers.supervised import View
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.launchers.supervision.supervised import View
+    from ortflow.workflow.run.rundir import RunDir
 
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
 
@@ -123,8 +123,8 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
             typer.echo(counted, err=True)
         print_submitted(run, name)
         return
-    from ortflow.launchers.following import Follower
-    from ortflow.launchers.plain import PlainView
+    from ortflow.launchers.supervision.following import Follower
+    from ortflow.launchers.view.plain import PlainView
     from ortflow.workflow.steps.save_period import save_message
 
     follower = Follower(run, launcher, PlainView(run, submission.spec.monitor.every_steps))
@@ -169,14 +169,14 @@ def refuse_elsewhere(run: RunDir, launcher: object) -> None:
 def watch(directory: Opened) -> AbstractContextManager[View]:
     """The live view on a terminal, otherwise plain lines; of a program, its output."""
     if directory.spec.program is not None:
-        from ortflow.launchers.output import OutputView
+        from ortflow.launchers.view.output import OutputView
 
         return OutputView(directory.run, directory.spec.monitor.every_steps)
     if sys.stdout.isatty():
-        from ortflow.launchers.live import LiveView
+        from ortflow.launchers.view.live import LiveView
 
         return LiveView(directory.run, directory.spec.name)
-    from ortflow.launchers.plain import PlainView
+    from ortflow.launchers.view.plain import PlainView
 
     return PlainView(directory.run, directory.spec.monitor.every_steps)
 
@@ -202,7 +202,7 @@ def print_changes(run: RunDir) -> None:
 
 def print_how_to_train_longer(run: RunDir, name: str) -> None:
     """Print the command that continues a finished run."""
-    from ortflow.launchers.tail import status_records
+    from ortflow.launchers.attempts.tail import status_records
     from ortflow.workflow.spec.file.load import load_run_file
 
     train = load_run_file(run.run_file).train

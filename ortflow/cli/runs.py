@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.files import open_regular
 
 RUNS = "runs"
 

@@ -14,7 +14,7 @@ def schema() -> None:
 
     from ortflow.workflow.spec.file import installed as launchers
     from ortflow.workflow.spec.file.schema import run_file_schema
-    from ortflow.workflow.trainers import GRAPH, installed, load_builder
+    from ortflow.workflow.steps.trainers import GRAPH, installed, load_builder
 
     options = {name: load_builder(name).Options for name in installed() if name != GRAPH.name}
     typer.echo(json.dumps(run_file_schema(options, launchers.others()), indent=2))

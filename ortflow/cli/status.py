@@ -18,7 +18,7 @@ from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
     from ortflow.launchers.status import RunStatus
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
 
 
 def status(
@@ -147,8 +147,8 @@ def overview(run_statuses: Sequence[RunStatus], now: float) -> list[tuple[str, .
 
 def describe(run_status: RunStatus, now: float) -> list[tuple[str, str]]:
     """A status as rows of text; unknown values have no row. Pure."""
-    from ortflow.launchers.lines import counted, duration, format_evaluation
     from ortflow.launchers.records import State
+    from ortflow.launchers.view.lines import counted, duration, format_evaluation
 
     job, end, launcher = run_status.job, run_status.cause, None
     if job is not None and run_status.job_restarts:
@@ -197,7 +197,7 @@ def describe(run_status: RunStatus, now: float) -> list[tuple[str, str]]:
 
 def _memory(sizes: dict[str, int] | None, *, now: bool) -> str | None:
     """The memory of rank 0; only its maximum unless it runs."""
-    from ortflow.launchers.lines import size
+    from ortflow.launchers.view.lines import size
 
     if sizes is None:
         return None
@@ -277,7 +277,7 @@ def _number(value: float | None) -> str:
 
 def _moment(moment: float, now: float) -> str:
     """A time of day, and the time until then if it is in the future."""
-    from ortflow.launchers.lines import duration
+    from ortflow.launchers.view.lines import duration
 
     days = "%a %H:%M" if abs(moment - now) < 6 * 86400 else "%Y-%m-%d %H:%M"
     clock = time.strftime("%H:%M" if abs(moment - now) < 12 * 3600 else days, time.localtime(moment))
@@ -285,7 +285,7 @@ def _moment(moment: float, now: float) -> str:
 
 
 def _ago(moment: float | None, now: float) -> str:
-    from ortflow.launchers.lines import duration
+    from ortflow.launchers.view.lines import duration
 
     if moment is not None and moment > now + AHEAD:
         return f"{duration(moment - now)} ahead"

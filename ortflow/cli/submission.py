@@ -46,7 +46,7 @@ def submission_of(
     from ortflow.cli.program import Typed
     from ortflow.launchers.base import Submission
     from ortflow.workflow.errors import Faults
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
     from ortflow.workflow.spec.file.paths import resolve_paths
 
     reading = (typed or Typed()).reading(file, overrides or (), files=files and not elsewhere, elsewhere=elsewhere)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
     from ortflow.launchers.capabilities import Sweeping
     from ortflow.launchers.sweeps import Sweep
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
     from ortflow.workflow.spec.file.combinations import Axis
 
 SetOption = Annotated[
@@ -77,7 +77,7 @@ def _submission(
     from ortflow.launchers.base import Submission
     from ortflow.launchers.sweeps import member_root
     from ortflow.workflow.errors import Faults
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
     from ortflow.workflow.spec.file.paths import resolve_paths, run_directory
 
     reading = (typed or Typed()).reading(file, changes, files=files)

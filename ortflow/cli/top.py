@@ -129,7 +129,7 @@ class Overview:
 
     def _read_goodputs(self, run_statuses: Sequence[RunStatus], now: float, *, all_new: bool) -> None:
         from ortflow.launchers.report.survey import survey
-        from ortflow.workflow.rundir import RunDir
+        from ortflow.workflow.run.rundir import RunDir
 
         fresh = [run_status for run_status in run_statuses if run_status.directory not in self._goodputs]
         active = [run_status for run_status in run_statuses if run_status.state.active and run_status not in fresh]
@@ -155,7 +155,7 @@ HEAD = ("NAME", "STATE", "STEP", "LEFT", "LOSS", "TREND", "RESTARTS", "GOOD")
 
 
 def _row(run_status: RunStatus, trend: str, goodput: float | None, now: float) -> tuple[str, ...]:
-    from ortflow.launchers.lines import duration
+    from ortflow.launchers.view.lines import duration
 
     seconds_left = "-" if run_status.seconds_left is None else duration(run_status.seconds_left)
     if run_status.starts_at is not None and run_status.starts_at > now and run_status.state.value == "pending":
@@ -187,9 +187,9 @@ def _key(order: str, goodputs: dict[str, float | None]) -> Callable[[RunStatus],
 
 def _trend(root: Path) -> str:
     """The newest losses as a line of bars."""
+    from ortflow.launchers.attempts.tail import last_records
     from ortflow.launchers.report.curves import sparkline
-    from ortflow.launchers.tail import last_records
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
 
     records = last_records(RunDir(root).events(0))
     losses = [record["loss"] for record in records if record["event"] == "step" and record.get("loss") is not None]

@@ -55,7 +55,7 @@ class Screen:
 
     def _report(self, run: Path) -> None:
         """Write the page in a process of its own: that of a long run takes seconds, in which the table stays alive."""
-        from ortflow.workflow.module_process import start_module
+        from ortflow.workflow.system.module_process import start_module
 
         command = ("ortflow", "report", str(run.absolute()), "--output", str(Path(f"{run.name}.html").absolute()))
         process = start_module(
@@ -82,7 +82,7 @@ class Screen:
         from rich.text import Text
 
         from ortflow.cli.status import cut
-        from ortflow.workflow.streams import plain
+        from ortflow.workflow.system.streams import plain
 
         room = height - 2
         if self.log and self.view.selected is not None:
@@ -105,7 +105,7 @@ def _log(run: Path, lines: int) -> list[str]:
     """The end of rank 0's log."""
     from ortflow.launchers.base import launcher_of
     from ortflow.workflow.errors import OrtflowError
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.rundir import RunDir
 
     try:
         run_dir = RunDir(run)
@@ -120,8 +120,8 @@ def live(view: Overview) -> None:
     from rich.console import Console
     from rich.live import Live
 
-    from ortflow.launchers.live import quiet_keys
-    from ortflow.workflow.streams import terminal_output
+    from ortflow.launchers.view.live import quiet_keys
+    from ortflow.workflow.system.streams import terminal_output
 
     console = Console(highlight=False, file=terminal_output())
     screen = Screen(view)

@@ -52,8 +52,8 @@ def tune(
     """
     import optuna  # noqa: F401  # before anything is written: `needs_extra` reports its absence
 
+    from ortflow.launchers.attempts.locks import HeldError, hold
     from ortflow.launchers.base import find_launcher, is_elsewhere
-    from ortflow.launchers.locks import HeldError, hold
     from ortflow.launchers.sweep_outputs import refuse_absolute_outputs
     from ortflow.launchers.sweeps import folder_of
     from ortflow.launchers.tuning.search import Search
@@ -155,10 +155,10 @@ def _refuse_values(file: Path, assignments: Sequence[str], section: TuneSection)
 
 def _folder(folder: Path, *, fresh: bool) -> Path:
     """The folder of the search, made if it does not exist. Raises UserError if it holds another kind of sweep."""
-    from ortflow.launchers.locks import holder_of
+    from ortflow.launchers.attempts.locks import holder_of
     from ortflow.launchers.sweeps import SUFFIX, is_sweep
     from ortflow.launchers.tuning.study import JOURNAL
-    from ortflow.workflow.files import free_name
+    from ortflow.workflow.system.files import free_name
 
     if fresh and (holder := holder_of(folder / LOCK)) is not None:
         raise UserError(
@@ -212,7 +212,7 @@ def _write_best(
 
     `elsewhere`: paths are of the pods' volume and stay as written, and what a submission carries is copied beside it.
     """
-    from ortflow.workflow.rundir import write_atomically
+    from ortflow.workflow.run.rundir import write_atomically
     from ortflow.workflow.spec.file.dump import dump_values
     from ortflow.workflow.spec.file.paths import OUTPUTS, resolve_paths
 
@@ -231,7 +231,7 @@ def _write_best(
 
 def _copy_carried(spec: RunSpec, source: Path, target: Path) -> None:
     """Copy the small files that are put into a ConfigMap; they are named relative to the run file's folder."""
-    from ortflow.workflow.rundir import write_atomically
+    from ortflow.workflow.run.rundir import write_atomically
 
     for name in spec.backends.kubernetes.files if source != target else ():
         write_atomically(target / name, (source / name).read_bytes())

@@ -204,15 +204,15 @@ def _of_launchers(reading: Reading, backend: str | None) -> tuple[list[Fault], s
 
 def _as_a_rank(spec: TrainerRunSpec) -> list[str]:
     """Do what rank 0 does before its first step; returns its warnings, raises UserError or Faults where that fails."""
-    from ortflow.workflow.plan import Plan
-    from ortflow.workflow.progress import Progress
     from ortflow.workflow.ranks import Place
-    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.run.progress import Progress
+    from ortflow.workflow.run.rundir import RunDir
     from ortflow.workflow.steps.configure import prepare
     from ortflow.workflow.steps.pace import late_groups
+    from ortflow.workflow.steps.run_plan import Plan
     from ortflow.workflow.steps.shard import Stream
+    from ortflow.workflow.steps.trainers import builder_of
     from ortflow.workflow.trainer import Report
-    from ortflow.workflow.trainers import builder_of
 
     warnings: list[str] = []
     report = Report(warn=warnings.append)

@@ -1,7 +1,8 @@
 """The steps of `monitor.profile` in a training program: waits for batches, steps, checkpoints, operators.
 
 Called by the library in the user's process if the reply to its greeting has a window. Standard library only; operators
-are those of torch's profiler, if the program has imported torch. The lines are those of `ortflow.workflow.profile`.
+are those of torch's profiler, if the program has imported torch. The lines are those of
+`ortflow.workflow.run.profile_records`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.program import digests, living
-from ortflow.workflow.strike import Strike
+from ortflow.workflow.run.strike import Strike
 
 
 def tracer(hello: Mapping[str, Any], rank: int) -> Tracer:

@@ -16,7 +16,7 @@ from ortflow.torch.graphs import Pair
 from ortflow.torch.proofs import key_of
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.kernels.library import source_key
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 
 _KEY = "ortflow.pair"
 

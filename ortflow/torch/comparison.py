@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ortflow.export_random import NotFixed
+from ortflow.exporter.random import NotFixed
 from ortflow.torch import verify
 from ortflow.torch.plans import Plan, Plans
 from ortflow.torch.proofs import is_proven, key_of, remember

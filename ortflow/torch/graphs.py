@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 import onnx
 from onnx import helper
 
-from ortflow.export_state import UPDATED
+from ortflow.exporter.state import UPDATED
 from ortflow.torch import gpu_graphs
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
@@ -28,7 +28,7 @@ from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.optimize import rewrites
-from ortflow.workflow.graph.optimize.layers import mark_layers
+from ortflow.workflow.graph.optimize.layer_marks import mark_layers
 from ortflow.workflow.graph.optimize.mean_losses import divide_means
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute

@@ -10,9 +10,9 @@ from pathlib import Path
 import onnx
 
 from ortflow import __version__
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.cache_folders import cache_folders
 
 VERSION = 1
 """Of the comparison."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ortflow.export_stops import shadowed
+from ortflow.exporter.stops import shadowed
 from ortflow.workflow.errors import UserError
 
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from ortflow.export_names import rename_tied, shorten_lines
-from ortflow.export_optimize import optimize
-from ortflow.export_state import changed_buffers, name_updates, refuse_changed_parameters
-from ortflow.export_stops import mark_stops
-from ortflow.export_trace import trace
+from ortflow.exporter.graph_names import rename_tied, shorten_lines
+from ortflow.exporter.optimize import optimize
+from ortflow.exporter.state import changed_buffers, name_updates, refuse_changed_parameters
+from ortflow.exporter.stops import mark_stops
+from ortflow.exporter.trace import trace
 from ortflow.torch.ranges import Range, ranges_of
 from ortflow.torch.refusals import functions_refused, generators_refused
 from ortflow.torch.sizes import Sizes

@@ -17,10 +17,10 @@ import numpy as np
 import onnx
 import torch
 
-from ortflow import export_difference
-from ortflow.export_random import NotFixed, fix_in_onnx, fixed_in_pytorch
-from ortflow.export_reference import by_default
-from ortflow.export_trace import same_attributes, without_caches
+from ortflow.exporter import difference as export_difference
+from ortflow.exporter.random import NotFixed, fix_in_onnx, fixed_in_pytorch
+from ortflow.exporter.reference import by_default
+from ortflow.exporter.trace import same_attributes, without_caches
 from ortflow.torch.structure import Flat, flat
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.origin import STACK

@@ -28,7 +28,7 @@ from walking_ranks import Stop, write_walk
 
 from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 pytestmark = [pytest.mark.chaos, needs_kernels]
 SUPPORT = Path(__file__).parent.parent / "support"

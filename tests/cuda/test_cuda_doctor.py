@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
+from ortflow.launchers.doctor.gpu import examine_gpu, from_report
 from ortflow.launchers.findings import Level
-from ortflow.launchers.gpu import examine_gpu, from_report
 from ortflow.workflow.comm.nccl_library import load
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.device.floors import floor, link_floor
 from ortflow.workflow.device.nvml import open_nvml
-from ortflow.workflow.gpu_sum import add_up
+from ortflow.workflow.runtime_check.gpu_sum import add_up
 
 MANY = 8
 
@@ -28,7 +28,7 @@ MANY = 8
 def report(cuda: Runtime) -> dict[str, Any]:
     """The report from a process of its own, as the doctor makes it."""
     done = subprocess.run(
-        [sys.executable, "-m", "ortflow.workflow.gpu_report", str(MANY)],
+        [sys.executable, "-m", "ortflow.workflow.runtime_check.gpu_report", str(MANY)],
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

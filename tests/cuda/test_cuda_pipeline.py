@@ -10,7 +10,7 @@ from test_cuda_ranks import ON_CPUS, TWO
 from test_cuda_runs import CONSTANT, GPU, killed, near, state
 
 from ortflow.workflow.device.cudart import Runtime
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 MICRO = {"train__gradient_accumulation": 4}
 DIVIDED: dict[str, dict[str, Any]] = {

@@ -13,7 +13,7 @@ from run_files import spec_of
 from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.assembly.updates import write_forms
 from ortflow.workflow.device.cudart import Runtime
-from ortflow.workflow.forecast import activations
+from ortflow.workflow.planning.forecast import activations
 
 ROOT = Path(__file__).parents[2]
 SIZES = {"layers": 4, "width": 768, "heads": 12, "context": 1024, "vocabulary": 20000}

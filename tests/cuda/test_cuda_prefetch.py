@@ -12,7 +12,7 @@ from queued import network, outcomes_of, state_of, steps_of
 from test_cuda_step import trainer_on
 
 from ortflow.workflow.data.batches import StepBatch
-from ortflow.workflow.data.plan import Position
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.prefetch import WORTHWHILE, Prefetch
 from ortflow.workflow.steps.shard import prefetched

@@ -16,7 +16,7 @@ from typing import Any
 from launching import Bench
 from project import command, environment
 
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 PATIENCE = 300.0
 """Seconds after which a condition counts as never met. Grid Engine polls, and other tests compute beside it."""

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from site_of_gridengine import Site, grid_engine
 
-from ortflow.launchers.tail import last_records
+from ortflow.launchers.attempts.tail import last_records
 
 pytestmark = pytest.mark.rotates("Grid Engine")
 

@@ -10,7 +10,7 @@ import pytest
 from project import Project, command, curve, evaluations, logs, of_kind
 
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.system.runtimes import installed_runtime
 
 STEPS, HALF = 20, 10
 

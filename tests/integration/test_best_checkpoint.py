@@ -14,10 +14,10 @@ from data_sets import write_batches
 from onnx import numpy_helper
 from tiny_runs import RUN, STEPS, Tiny
 
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
+from ortflow.workflow.run.strike import FOLDER_VARIABLE, Plan
 from ortflow.workflow.spec.run import Best
 from ortflow.workflow.steps.best import improves
-from ortflow.workflow.strike import FOLDER_VARIABLE, Plan
 
 SETS = {"same": {"path": "other.arrow"}, "seen": {"path": "set.arrow"}}
 BEST: dict[str, Any] = {

@@ -15,7 +15,7 @@ from tiny_runs import Tiny, has_traceback
 
 from ortflow.launchers.records import State
 from ortflow.launchers.status import read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 ORTFLOW = [sys.executable, "-m", "ortflow"]
 RUN = ["run", "run.yaml", "train.steps=100000"]
@@ -64,7 +64,7 @@ def test_other_commands_end_with_their_terminal(tmp_path: Path) -> None:
     """Even if the signal was lost: nobody reads what they print."""
     read, write = os.openpty()
     program = (
-        "import sys, time\nfrom ortflow.workflow.streams import guarded\nwith guarded():\n"
+        "import sys, time\nfrom ortflow.workflow.system.streams import guarded\nwith guarded():\n"
         "    while True: print('line', flush=True); time.sleep(0.05)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=write, stdin=subprocess.DEVNULL) as child:

@@ -14,7 +14,7 @@ from project import logs
 from terminal import Terminal
 from tiny_runs import Tiny
 
-from ortflow.workflow.streams import plain
+from ortflow.workflow.system.streams import plain
 
 TITLE = "\x1b]0;owned\x07"
 EIGHT_BIT = "\x9b31m"

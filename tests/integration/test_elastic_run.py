@@ -15,7 +15,7 @@ from messages import mentions
 from onnx import numpy_helper
 from project import FEW_CORES, MPICH_SUMS, ORTFLOW, Project, command, curve, environment, evaluations, logs, of_kind
 
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 pytestmark = pytest.mark.rotates
 

@@ -12,7 +12,7 @@ from messages import mentions
 from project import logs
 from tiny_runs import RUN, Tiny
 
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 pytestmark = [needs_kernels, pytest.mark.rotates]
 FAULTS = str(Path(__file__).parent.parent / "support" / "faults")

@@ -22,8 +22,8 @@ from ortflow.launchers.budget import MOST_WITHOUT_STEP
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.status import read_status
-from ortflow.workflow.disk_space import Notice, OutOfDisk, is_full, out_of_disk
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.disk_space import Notice, OutOfDisk, is_full, out_of_disk
 
 pytestmark = pytest.mark.rotates
 

@@ -13,7 +13,7 @@ from full_disks import LONG, ends_undisturbed, fill, until_reported, wait_for_st
 from tiny_runs import Tiny, has_traceback, is_root
 
 from ortflow.launchers.records import State
-from ortflow.workflow.disk_space import Notice, OutOfDisk, has_room
+from ortflow.workflow.system.disk_space import Notice, OutOfDisk, has_room
 
 pytestmark = pytest.mark.rotates("quotas")
 

@@ -18,13 +18,13 @@ import pytest
 from project import ORTFLOW, environment, of_kind
 from tiny_runs import RUN, STEPS, Tiny
 
-from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.mpi import find_mpi
+from ortflow.launchers.supervision.attempt import Attempt
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.comm import daemon_files
 from ortflow.workflow.comm import segments as segments_module
 from ortflow.workflow.comm.segments import FOLDER, Start, sweep
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 PAIR = {"resources": {"ranks_per_node": 2, "cpus_per_rank": 1}}
 

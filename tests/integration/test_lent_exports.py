@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from project import leftovers, logs, of_kind
 from tiny_runs import Tiny, has_traceback, is_root
 
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 pytestmark = [needs_kernels, pytest.mark.rotates("lent exports")]
 FAULTS = str(Path(__file__).parent.parent / "support" / "faults")

@@ -17,8 +17,8 @@ from tiny_runs import Tiny
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.data.ahead import ReadAhead
-from ortflow.workflow.disk_space import RECORDS, has_room
-from ortflow.workflow.rundir import append_json_line
+from ortflow.workflow.run.rundir import append_json_line
+from ortflow.workflow.system.disk_space import RECORDS, has_room
 
 
 def limited(limit: int, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

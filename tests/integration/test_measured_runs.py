@@ -14,7 +14,7 @@ from tiny_runs import Tiny
 
 from ortflow.workflow.assembly.timing import recorded
 from ortflow.workflow.graph.stages.node_costs import NAME, NodeCosts
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 pytestmark = pytest.mark.rotates("measured runs")
 

@@ -17,8 +17,8 @@ from rotation import rotating
 from tiny_runs import Tiny
 
 from ortflow.cli.validate import examine
-from ortflow.workflow.forecast import Forecast, divided_memory, forecast
 from ortflow.workflow.planning.built import built
+from ortflow.workflow.planning.forecast import Forecast, divided_memory, forecast
 from ortflow.workflow.planning.holdings import state_of
 from ortflow.workflow.planning.ranks import RankMemory
 from ortflow.workflow.spec.file.load import load_run_file

@@ -9,7 +9,7 @@ from messages import mentions
 from project import of_kind
 from tiny_runs import Tiny, has_traceback
 
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 SLOW = str(Path(__file__).parents[1] / "support" / "slow_node")
 

@@ -17,10 +17,10 @@ import pytest
 from project import of_kind
 from tiny_runs import Tiny, has_traceback, is_root, result
 
-from ortflow.launchers.processes import family, ranks_among
-from ortflow.workflow.profile import LANES, records
-from ortflow.workflow.record import EVENTS, read_records
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision.processes import family, ranks_among
+from ortflow.workflow.run.profile_records import LANES, records
+from ortflow.workflow.run.record import EVENTS, read_records
+from ortflow.workflow.run.rundir import RunDir
 
 FAULTS = Path(__file__).parents[1] / "support" / "faults"
 SECTIONS: dict[str, Any] = {

@@ -15,7 +15,7 @@ from program_runs import Programs
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.program.rendezvous import _publish, rendezvous_file
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="process groups and adoption of orphans are Linux's"),

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from project import ORTFLOW, Project, curve, environment, evaluations, logs
 
-from ortflow.launchers.processes import family, ranks_among
+from ortflow.launchers.supervision.processes import family, ranks_among
 
 FAULTS = Path(__file__).parent.parent / "support" / "faults"
 

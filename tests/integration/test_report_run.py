@@ -12,9 +12,9 @@ import pytest
 from project import of_kind
 from tiny_runs import Tiny, has_traceback
 
-from ortflow.launchers.processes import family, ranks_among
-from ortflow.workflow.record import EVENTS, read_records
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision.processes import family, ranks_among
+from ortflow.workflow.run.record import EVENTS, read_records
+from ortflow.workflow.run.rundir import RunDir
 
 FAULTS = Path(__file__).parents[1] / "support" / "faults"
 STEP = 0.15

@@ -17,7 +17,7 @@ from tiny_runs import Tiny, has_traceback, result
 
 from ortflow.workflow.assembly.child import RuntimeFault
 from ortflow.workflow.errors import EndedBySignal, check_signal
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 CHILD = "ortflow.workflow.assembly.child"
 

@@ -13,8 +13,8 @@ import psutil
 import pytest
 from project import ORTFLOW, Project, command, curve, environment, logs, of_kind
 
-from ortflow.launchers.processes import family, ranks_among
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision.processes import family, ranks_among
+from ortflow.workflow.run.rundir import RunDir
 
 pytestmark = pytest.mark.rotates("survival")
 

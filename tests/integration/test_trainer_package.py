@@ -21,7 +21,7 @@ from data_sets import write_batches
 from messages import mentions
 from project import ORTFLOW, command, curve, environment, logs, of_kind
 
-from ortflow.launchers.processes import family, ranks_among
+from ortflow.launchers.supervision.processes import family, ranks_among
 
 PACKAGES = Path(__file__).parent.parent / "trainers"
 WEIGHT, BIAS = np.array([2.0, -1.0, 0.5], np.float32), 3.0

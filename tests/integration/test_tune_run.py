@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_runs import RUN, Tiny
 
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 
 pytest.importorskip("optuna", reason="Optuna is not installed")

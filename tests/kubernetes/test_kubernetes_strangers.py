@@ -17,7 +17,7 @@ from messages import mentions
 
 from ortflow.launchers.kubernetes.api import Cluster as Api
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 def place(**changes: Any) -> dict[str, Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.kernels.library import find_library
+from ortflow.workflow.system.cache_folders import cache_folders
 
 
 def cache_without_gradients(folder: Path) -> Path:

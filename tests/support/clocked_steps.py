@@ -12,20 +12,20 @@ from fake_clock import FakeClock
 from run_files import spec_of
 
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.data.plan import Position
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.device.cpu import HostBuffer
-from ortflow.workflow.disk_space import OutOfDisk
-from ortflow.workflow.engine import Engine
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.plan import resolve
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.record import EVENTS, read_records
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run.engine import Engine
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.record import EVENTS, read_records
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.steps.checkpoint import Saver
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.monitor import Monitor
+from ortflow.workflow.steps.run_plan import resolve
+from ortflow.workflow.system.disk_space import OutOfDisk
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome, Trainer
 
 STEP_SECONDS = 60.0

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from fake_clock import FakeClock
 
-from ortflow.launchers.cause import Cause
+from ortflow.launchers.attempts.cause import Cause
 from ortflow.workflow.errors import EXIT_DONE, EXIT_PREEMPTED
-from ortflow.workflow.rundir import RunDir, append_json_line
+from ortflow.workflow.run.rundir import RunDir, append_json_line
 
 
 @dataclass
 class FakeAttempt:
-    """An `ortflow.launchers.supervised.Running`: ranks that end with `code` after `seconds`."""
+    """An `ortflow.launchers.supervision.supervised.Running`: ranks that end with `code` after `seconds`."""
 
     clock: FakeClock
     number: int

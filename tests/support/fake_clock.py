@@ -14,7 +14,7 @@ LONGEST = 30 * 86400.0
 
 
 class FakeClock:
-    """An `ortflow.workflow.clock.Clock`."""
+    """An `ortflow.workflow.system.clock.Clock`."""
 
     def __init__(self, unix: float | None = None) -> None:
         self.now = 1000.0

@@ -14,12 +14,12 @@ import sys
 import time
 from pathlib import Path
 
-from ortflow.workflow.disk_space import Notice, OutOfDisk
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.rank import die_with_parent, hold_ranks_lock, redirect_output
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
+from ortflow.workflow.system.disk_space import Notice, OutOfDisk
 
 
 def main() -> None:

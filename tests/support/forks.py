@@ -120,7 +120,7 @@ def run_merged(
 
 
 COMMAND = (
-    "ortflow.cli.app", "ortflow.cli.runs", "ortflow.launchers.starting", "ortflow.launchers.supervisor",
+    "ortflow.cli.app", "ortflow.cli.runs", "ortflow.launchers.starting", "ortflow.launchers.supervision.supervisor",
     "ortflow.workflow.spec.file.load",
 )  # fmt: skip
 _KNOWN: dict[tuple[tuple[str, ...], frozenset[tuple[str, str]]], Forks | None] = {}

@@ -14,7 +14,7 @@ from project import of_kind
 from tiny_runs import RUN, Tiny, has_traceback, result
 
 from ortflow.launchers.status import RunStatus, read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 STEPS = 3000
 LONG = {

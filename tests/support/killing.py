@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 from project import ORTFLOW, Project, environment, logs, of_kind
 
-from ortflow.launchers.processes import family, of_run, ranks_among
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision.processes import family, of_run, ranks_among
+from ortflow.workflow.run.rundir import RunDir
 
 FAULTS = Path(__file__).parent / "faults"
 ENDS_WITHIN = 10.0

@@ -24,7 +24,7 @@ import yaml
 from forks import run_command
 
 from ortflow.launchers.status import read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 RANK = Path(__file__).parent / "fake_rank.py"
 PYTHON = os.environ.get("ORTFLOW_TEST_PYTHON", sys.executable)

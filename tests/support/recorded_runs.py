@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 BEGIN = 1_790_000_000.0
 

@@ -23,12 +23,12 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.steps.configure import prepare
+from ortflow.workflow.steps.trainers import builder_of
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainers import builder_of
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.pace import pace_of_steps
+from ortflow.workflow.run.pace import pace_of_steps
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.step import GraphTrainer
@@ -259,8 +259,8 @@ def _read(folder: Path, job: Job, rank: int) -> Outcome:
 def main() -> None:
     """The program of each rank."""
     from ortflow.workflow.comm import mpi
-    from ortflow.workflow.graph.shards import layers
-    from ortflow.workflow.trainer import exchange
+    from ortflow.workflow.graph.shards import layer_groups as layers
+    from ortflow.workflow.trainer import shard_exchange as exchange
 
     folder = Path(sys.argv[1])
     # Small buffers would otherwise go in one piece.

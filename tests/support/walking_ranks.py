@@ -25,11 +25,11 @@ from compared_resumes import compare_resumes
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.engine import Engine
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir, write_atomically
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run.engine import Engine
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir, write_atomically
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.spec.checks.nodes import on_nodes
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import TrainerRunSpec

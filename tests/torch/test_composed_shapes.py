@@ -21,7 +21,7 @@ import torchvision
 from onnx import TensorProto, helper
 
 import ortflow
-from ortflow.export_products import log_determinant, running_product
+from ortflow.exporter.running_products import log_determinant, running_product
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable

@@ -15,11 +15,11 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import ortflow
-import ortflow.export_comparison
-import ortflow.export_difference
-import ortflow.export_gradients
-import ortflow.export_stops
-import ortflow.export_trace
+import ortflow.exporter.comparison
+import ortflow.exporter.difference
+import ortflow.exporter.file_gradients
+import ortflow.exporter.stops
+import ortflow.exporter.trace
 from ortflow.workflow.errors import UserError
 
 X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
@@ -64,7 +64,7 @@ def test_other_gradients_are_refused(tmp_path: Path) -> None:
 
 def test_other_outputs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With PyTorch's own translation, which drops label smoothing."""
-    monkeypatch.setattr(ortflow.export_trace, "translations", dict)
+    monkeypatch.setattr(ortflow.exporter.trace, "translations", dict)
     with pytest.raises(UserError, match=r"output 'loss' is [\d.]+% off; change"):
         ortflow.export_for_training(Smoothed(), X, tmp_path / "model.onnx", dynamic_shapes={})
     assert list(tmp_path.iterdir()) == []
@@ -80,7 +80,7 @@ def test_a_difference_at_zeros_is_found(tmp_path: Path, monkeypatch: pytest.Monk
 
     ortflow.export_for_training(Norm(), torch.zeros(2, 3), tmp_path / "model.onnx")
     (tmp_path / "model.onnx").unlink()
-    monkeypatch.setattr("ortflow.export_optimize.near_identity", lambda tensor: False)
+    monkeypatch.setattr("ortflow.exporter.optimize.near_identity", lambda tensor: False)
     with pytest.raises(UserError, match="output 'output' is not finite"):
         ortflow.export_for_training(Norm(), torch.zeros(2, 3), tmp_path / "model.onnx")
     assert list(tmp_path.iterdir()) == []
@@ -157,11 +157,11 @@ def test_the_padding_row_of_a_table_has_no_gradient(tmp_path: Path, monkeypatch:
     ortflow.export_for_training(Padded(), tokens, tmp_path / "model.onnx")
     choices = [node for node in onnx.load(tmp_path / "model.onnx").graph.node if node.op_type == "Where"]
     assert len(choices) == 1
-    monkeypatch.setattr(ortflow.export_trace, "keeps_stops", lambda: False)
+    monkeypatch.setattr(ortflow.exporter.trace, "keeps_stops", lambda: False)
     with pytest.raises(UserError, match=r"gradient of 'table.weight' is"):
         ortflow.export_for_training(Padded(), tokens, tmp_path / "other.onnx")
     # As with PyTorch before 2.8.
-    monkeypatch.setattr(ortflow.export_stops, "keeps_stops", lambda: False)
+    monkeypatch.setattr(ortflow.exporter.stops, "keeps_stops", lambda: False)
     with pytest.warns(UserWarning, match=r"'table' has padding_idx=7, which PyTorch .* cannot export"):
         ortflow.export_for_training(Padded(), tokens, tmp_path / "other.onnx")
 
@@ -212,13 +212,13 @@ def test_without_gradients_outputs_are_compared(tmp_path: Path, monkeypatch: pyt
     def refused(*_: object) -> None:
         raise UserError("node 'n' has no gradient here")
 
-    monkeypatch.setattr(ortflow.export_gradients, "training_graph", refused)
+    monkeypatch.setattr(ortflow.exporter.file_gradients, "training_graph", refused)
     with pytest.warns(UserWarning, match="not compared with PyTorch.*node 'n' has no gradient"):
         ortflow.export_for_training(Reversed(), X, tmp_path / "model.onnx")
     parts = (nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.9), nn.Dropout(0.4), DropsRows())
     with pytest.warns(UserWarning, match="gradients were not compared"):
         ortflow.export_for_training(nn.Sequential(*parts), X, tmp_path / "model.onnx")
-    monkeypatch.setattr(ortflow.export_trace, "translations", dict)
+    monkeypatch.setattr(ortflow.exporter.trace, "translations", dict)
     with pytest.raises(UserError, match=r"output 'loss' is [\d.]+% off; change"):
         ortflow.export_for_training(Smoothed(), X, tmp_path / "other.onnx", dynamic_shapes={})
     assert [child.name for child in tmp_path.iterdir()] == ["model.onnx"]
@@ -255,7 +255,7 @@ def test_a_module_without_finite_results_is_not_compared(tmp_path: Path) -> None
 
 def test_rounding_decides_how_far_off_is_far() -> None:
     double = np.full(100, 1.0)
-    fault = ortflow.export_difference.difference
+    fault = ortflow.exporter.difference.difference
     assert fault([double + 1e-4, double, double], 1e-3, 0.0) == ""
     assert fault([double + 1e-2, double, double], 1e-3, 0.0) == "1.0% off"
     assert fault([double + 1e-2, double + 1e-3, double], 1e-3, 0.0) == ""
@@ -278,7 +278,7 @@ def test_only_what_differs_everywhere_is_wrong(
     def faults(*_: object) -> dict[str, str]:
         return {f"the gradient of '{name}'": "1.0% off" for name in next(places)}
 
-    monkeypatch.setattr(ortflow.export_comparison.Comparison, "faults", faults)
+    monkeypatch.setattr(ortflow.exporter.comparison.Comparison, "faults", faults)
     out = tmp_path / "model.onnx"
     if refused:
         with pytest.raises(UserError, match=r"gradient of 'b' is 1.0% off.*change"):

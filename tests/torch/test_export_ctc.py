@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import ortflow
-from ortflow.export_ctc import ctc_loss
+from ortflow.exporter.ctc import ctc_loss
 
 TARGETS = torch.tensor([[1, 2, 2, 3], [4, 4, -7, -7], [1, -7, -7, -7], [-7, -7, -7, -7], [2, 2, 2, 2]])
 LENGTHS = torch.tensor([4, 2, 1, 0, 4])

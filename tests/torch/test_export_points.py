@@ -14,9 +14,9 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import ortflow
-import ortflow.export_comparison
-from ortflow.export_points import POINTS, coarse
-from ortflow.export_rounding import other_rounding
+import ortflow.exporter.comparison
+from ortflow.exporter.points import POINTS, coarse
+from ortflow.exporter.rounding import other_rounding
 from ortflow.workflow.errors import UserError
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(1))
@@ -128,7 +128,7 @@ def test_a_difference_by_rounding_is_right(tmp_path: Path, monkeypatch: pytest.M
     """Where a spectrum is 0, PyTorch's is 0 and the file's is rounding, of any direction."""
     module, x = Spectrum(), torch.randn(4, 6, 6, generator=torch.Generator().manual_seed(1))
     ortflow.export_for_training(module, x, tmp_path / "model.onnx")
-    monkeypatch.setattr(ortflow.export_comparison, "_ROUNDINGS", 0)
+    monkeypatch.setattr(ortflow.exporter.comparison, "_ROUNDINGS", 0)
     with pytest.raises(UserError, match=r"the gradient of 'weight' is .* off with equal"):
         ortflow.export_for_training(module, x, tmp_path / "model.onnx")
 

@@ -159,8 +159,8 @@ def test_stops_and_constants_are_on_the_device_of_the_module() -> None:
     """On a GPU that the test does not need: PyTorch's fake tensors have its name."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from ortflow.export_stops import stops_noted
-    from ortflow.export_trace import exportable
+    from ortflow.exporter.stops import stops_noted
+    from ortflow.exporter.trace import exportable
 
     class Tables(torch.nn.Module):
         def __init__(self) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
 import ortflow
-import ortflow.export_trace
+import ortflow.exporter.trace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
@@ -260,7 +260,7 @@ def test_settings_of_transformers_that_help(
     cache: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A configuration of another kind than those of transformers, on which they cannot be set."""
-    monkeypatch.setattr(ortflow.export_trace, "configurations", lambda module: [])
+    monkeypatch.setattr(ortflow.exporter.trace, "configurations", lambda module: [])
     module = language_model()
     module.config.use_cache = cache
     with pytest.raises(UserError, match=says):

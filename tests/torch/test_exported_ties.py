@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812 - PyTorch's own name
 
 import ortflow
-from ortflow.export_gradients import run, training_graph, without_values
+from ortflow.exporter.file_gradients import run, training_graph, without_values
 
 FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "max": lambda z: z.max(1).values,

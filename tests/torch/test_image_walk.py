@@ -18,7 +18,7 @@ from tiny_runs import Tiny, result
 from torchvision.models.resnet import BasicBlock, ResNet
 
 import ortflow
-from ortflow.workflow.strike import FOLDER_VARIABLE, Plan
+from ortflow.workflow.run.strike import FOLDER_VARIABLE, Plan
 
 MEAN, STD = [0.5, 0.5, 0.5], [0.25, 0.25, 0.25]
 RUN: dict[str, Any] = {

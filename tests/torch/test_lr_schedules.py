@@ -13,7 +13,7 @@ import torch
 from torch.optim import lr_scheduler as theirs
 
 from ortflow.workflow.optim.schedule import learning_rate
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.spec.schedules import Schedule, SchedulePiece
 from ortflow.workflow.steps.plateau import judge_plateau
 

@@ -17,7 +17,7 @@ from trainers import opened
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.pace import pace_of_steps
+from ortflow.workflow.run.pace import pace_of_steps
 
 UNTIL, STEPS, CLIP = 3, 8, 0.2
 TORCH: dict[str, Any] = {

@@ -13,7 +13,7 @@ pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 from messages import mentions
 from program_runs import Programs
 
-from ortflow.launchers.stacks import Frame, stack_in
+from ortflow.launchers.attempts.stacks import Frame, stack_in
 from ortflow.workflow.program.stacks import py_spy, write_stacks
 
 PROGRAM = """

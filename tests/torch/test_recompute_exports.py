@@ -20,7 +20,7 @@ from workshop import CASES, Workshop
 import ortflow
 from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.graph.memory.concrete import concrete
-from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
+from ortflow.workflow.graph.memory.peak_memory import peak_of, sizes_of
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 

@@ -15,7 +15,7 @@ from workshop import CASES, Workshop
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.graph.forms import Form
-from ortflow.workflow.graph.shards import layers
+from ortflow.workflow.graph.shards import layer_groups as layers
 from ortflow.workflow.graph.shards.graphs import layers_in, sharded
 from ortflow.workflow.graph.shards.program import Fetch, Send
 from ortflow.workflow.graph.types import GraphSet

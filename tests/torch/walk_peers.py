@@ -14,9 +14,9 @@ from torch.nn.utils import parametrize
 
 from ortflow.workflow.data.augmented import augmented
 from ortflow.workflow.data.batches import Batches
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.sources import open_evaluation, open_training
 from ortflow.workflow.data.vocabulary import transforms_of

@@ -18,15 +18,15 @@ from signal_handlers import restored
 from test_slurm_run_supervisor import RUN, FakeController, PlannedRanks
 from views import Lines
 
-from ortflow.launchers import notices
-from ortflow.launchers.absence_notices import absence, attempts_back, current
-from ortflow.launchers.batch.run_supervisor import RunSupervisor
+from ortflow.launchers.batch.job_supervisor import RunSupervisor
 from ortflow.launchers.batch.stopping import SIGNALS
 from ortflow.launchers.stop import Stop
-from ortflow.launchers.supervised import Job
-from ortflow.launchers.supervisor import Supervisor
+from ortflow.launchers.supervision import notices
+from ortflow.launchers.supervision.absence_notices import absence, attempts_back, current
+from ortflow.launchers.supervision.supervised import Job
+from ortflow.launchers.supervision.supervisor import Supervisor
 from ortflow.workflow.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.run import Backoff, Restart

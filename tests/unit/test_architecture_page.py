@@ -13,6 +13,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs/architecture.md"
 SINGLE_FILES = {"trainer/__init__.py", "trainer/builder.py"}
 """Files of workflow/ that the pictures show apart from their folder."""
+EVERYWHERE = {"run", "system"}
+"""Folders of workflow/ that every other one may import; a contract in pyproject.toml says what they import."""
 NESTED = {"graph", "spec"}
 """Folders of workflow/ whose folders the pictures show."""
 
@@ -23,7 +25,7 @@ def room(module: Path) -> str | None:
     if str(path) in SINGLE_FILES:
         return str(path)
     first, *rest = path.parts
-    if not rest:
+    if not rest or first in EVERYWHERE:
         return None
     if first in NESTED and len(rest) > 1:
         return rest[0] if first == "graph" else f"{first}/{rest[0]}"

@@ -17,8 +17,8 @@ from ortflow.cli.data import app
 from ortflow.workflow.data.augmented import like_training
 from ortflow.workflow.data.batches import Batches
 from ortflow.workflow.data.digest import digest_of
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import reading_of
 from ortflow.workflow.data.sources import open_evaluation, open_samples, open_training
@@ -26,8 +26,8 @@ from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.sound_files import decode
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.first_run import Array
-from ortflow.workflow.guessed_set import guess_for
+from ortflow.workflow.planning.first_run import Array
+from ortflow.workflow.planning.guessed_set import guess_for
 from ortflow.workflow.spec.data import DataSection, DataSet
 
 RATE = 8000

@@ -16,7 +16,7 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.optim.average import average_rate
-from ortflow.workflow.pace import pace_of_steps
+from ortflow.workflow.run.pace import pace_of_steps
 from ortflow.workflow.spec.averages import Ema, Swa
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.trainer.step import GraphTrainer

@@ -14,7 +14,7 @@ from ortflow.launchers.batch.status import status
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 QUEUED = Job("7", None, "PENDING", comment="ortflow s1")
 

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from ortflow.cli.app import command_line
 from ortflow.cli.top import Overview
-from ortflow.launchers.best import Best, best_of, main_metric
 from ortflow.launchers.status import read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.view.best import Best, best_of, main_metric
+from ortflow.workflow.run.rundir import RunDir
 
 
 def evaluation(step: int, **values: float | None) -> str:

@@ -12,10 +12,10 @@ from messages import alike, says
 from typer.testing import CliRunner, Result
 
 from ortflow.cli.checkpoint import app
-from ortflow.launchers.locks import hold
+from ortflow.launchers.attempts.locks import hold
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 @pytest.fixture

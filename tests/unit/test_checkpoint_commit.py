@@ -10,7 +10,6 @@ import pytest
 from checkpoints import INDEX, Rejections, newest_whole, progress_of, same, save, state
 from trees import tree
 
-from ortflow.workflow import own_files
 from ortflow.workflow.checkpoint.commit import SaveFailed, commit, no_room
 from ortflow.workflow.checkpoint.load import load, load_newest
 from ortflow.workflow.checkpoint.manifest import FileRecord
@@ -19,9 +18,10 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import PAGE, file_layout
 from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.checkpoint.writer import Writer, specs
-from ortflow.workflow.disk_space import RECORDS, OutOfDisk
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Tensor
+from ortflow.workflow.system import own_files
+from ortflow.workflow.system.disk_space import RECORDS, OutOfDisk
 
 OLD, NEW = state(1), state(2)
 

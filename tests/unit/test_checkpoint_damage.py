@@ -15,7 +15,7 @@ from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, 
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout
 from ortflow.workflow.checkpoint.verify import verify
-from ortflow.workflow.progress import REQUIRED
+from ortflow.workflow.run.progress import REQUIRED
 
 OLD, NEW = state(1), state(2)
 FILES = ("COMMITTED", "manifest.json", "rank-0000.safetensors", "rank-0001.safetensors")

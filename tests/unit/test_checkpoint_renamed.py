@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.location import Location
+from ortflow.workflow.run.location import Location
 
 
 class _RenamedMeanwhile(Location):

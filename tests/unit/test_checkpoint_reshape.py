@@ -25,9 +25,9 @@ from ortflow.workflow.checkpoint.reshape import merge, reshape
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.verify import read_manifest, verify
 from ortflow.workflow.device.cpu import HostBuffer
-from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.layout import Entry, FlatIndex, Tensor
+from ortflow.workflow.system.disk_space import OutOfDisk
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortflow.workflow.checkpoint.store import LOCK, MARKER, DirectoryStore, step_name
-from ortflow.workflow.location import Location
+from ortflow.workflow.run.location import Location
 
 
 def saved(store: DirectoryStore, step: int, attempt: int = 0) -> Path:

@@ -102,7 +102,7 @@ def test_a_file_is_a_module(path: str, module: str) -> None:
 
 def test_a_test_is_reached_through_its_imports_and_its_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     reach = load("reach")
-    product = {"ortflow.launchers.budget": {"ortflow.launchers.supervisor"}}
+    product = {"ortflow.launchers.budget": {"ortflow.launchers.supervision.supervisor"}}
     monkeypatch.setattr(reach, "product_importers", lambda: product)
     importers = reach.importers_of_all()
     reached = {path.name: steps for steps, path in reach.nearest_tests([Path("launchers/budget.py")], importers)}

@@ -17,7 +17,7 @@ from ortflow.launchers.kubernetes.mpirun import hostfile
 from ortflow.manifests.local import Mpi, command
 from ortflow.manifests.slurm import directives
 from ortflow.workflow.data.batches import evaluation_batches
-from ortflow.workflow.data.plan import Plan
+from ortflow.workflow.data.epoch_positions import Plan
 from ortflow.workflow.fusion.halved import scaled
 from ortflow.workflow.graph.ir.edit import Editor
 from ortflow.workflow.graph.objective.by_element import FORMULAS

@@ -15,17 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ortflow.workflow.cores import Grant, cores_of
-from ortflow.workflow.engine import Engine, Step
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.layout import ALIGNMENT, GROUPS, FlatIndex, Tensor, share
-from ortflow.workflow.progress import Progress, dropout_seed
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.record import EVENTS, read_records
-from ortflow.workflow.rundir import write_atomically
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run.engine import Engine, Step
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.progress import Progress, dropout_seed
+from ortflow.workflow.run.record import EVENTS, read_records
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.spec.train import EarlyStop
 from ortflow.workflow.steps.early_stop import judge, still_stopped
+from ortflow.workflow.system.cores import Grant, cores_of
 
 tensors = st.lists(
     st.builds(
@@ -172,7 +172,7 @@ def test_a_signal_or_a_file_asks_to_leave(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT])
 def test_stop_signals_set_the_flag_of_a_real_process(number: signal.Signals) -> None:
     program = (
-        "import os, sys; from ortflow.workflow.signals import StopFlag; f = StopFlag(); f.install();"
+        "import os, sys; from ortflow.workflow.run.signals import StopFlag; f = StopFlag(); f.install();"
         f"os.kill(os.getpid(), {int(number)}); print(f.reason)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

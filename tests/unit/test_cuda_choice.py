@@ -7,8 +7,8 @@ from fake_cuda import FakeCuda
 from messages import mentions
 from run_files import spec_of
 
+from ortflow.launchers.doctor.gpu import examine_gpu
 from ortflow.launchers.findings import Level
-from ortflow.launchers.gpu import examine_gpu
 from ortflow.workflow.device.choice import cuda_runtime, local_gpu, open_device
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.device.cudart import Runtime

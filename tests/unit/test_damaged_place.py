@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ortflow.launchers.kubernetes.place import FILE, Cursor, Place, read_place, write_place
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 PLACE = Place("lab", "gpt", "gpt-1", "east", 2, {"uid": Cursor("pod", "2026-01-01T00:00:00Z", 3, True)}, {"log": 7})
 

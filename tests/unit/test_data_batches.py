@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from ortflow.workflow.data.ahead import ReadAhead
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.epoch_positions import LastBatch, Plan, Position
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import LastBatch, Plan, Position
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import ByLength, DataSection, DataSet
 

@@ -21,8 +21,8 @@ from unprivileged import unprivileged
 from ortflow.cli.data import app, describe
 from ortflow.workflow.data import arrays, text, write
 from ortflow.workflow.data.dataset import Dataset
-from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.system.disk_space import OutOfDisk
 
 
 def run(*arguments: object) -> str:

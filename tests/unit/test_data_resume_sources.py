@@ -21,8 +21,8 @@ from pyarrow import parquet
 
 from ortflow.workflow.data.augmented import augmented
 from ortflow.workflow.data.batches import Batches
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.sources import open_training

@@ -21,10 +21,10 @@ from pyarrow import feather, parquet
 from ortflow.workflow.data.batches import Batches
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.digest import digest_of
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.sources import open_evaluation, open_samples, open_training
 from ortflow.workflow.data.tables import decode, pieces, scan, store
 from ortflow.workflow.data.tables.samples import TableSamples

@@ -25,9 +25,9 @@ from ortflow.workflow.data.sources import open_samples
 from ortflow.workflow.data.worker import receive, send
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.module_process import start_module
 from ortflow.workflow.spec.data import DataSection, DataSet
 from ortflow.workflow.spec.transforms import Transform
+from ortflow.workflow.system.module_process import start_module
 
 ORDER = np.array([3, 0, 11, 7, 7, 5, 2, 9, 1])
 

@@ -11,8 +11,8 @@ import pytest
 from fake_clock import FakeClock
 from messages import says
 
-from ortflow.workflow.disk_space import BLOCK, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.system.disk_space import BLOCK, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
 
 
 def raised(error: BaseException, cause: BaseException) -> BaseException:

@@ -21,13 +21,13 @@ from real_ranks import all_good
 
 from ortflow.workflow.assembly.divide import check_alike
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.layout import FlatIndex, Tensor, share
 from ortflow.workflow.parallel.grid import Place
+from ortflow.workflow.run.graph_hashes import damage, hashes_of
+from ortflow.workflow.run.recorded_environment import breaking, differences
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.canonical import Exchange
 from ortflow.workflow.trainer.check.divided_checker import DividedChecker

@@ -20,14 +20,14 @@ from slurm_site import CONFIG, NODE, PARTITIONS, PLUGINS
 
 from ortflow.cli.doctor import split
 from ortflow.launchers.base import Submission
+from ortflow.launchers.doctor.machine import examine_machine, runtime_finding
 from ortflow.launchers.file_system import filesystem
 from ortflow.launchers.findings import Level, fault, ok, summary, untested, warning
 from ortflow.launchers.interpreter import Interpreter
-from ortflow.launchers.machine import examine_machine, runtime_finding
 from ortflow.launchers.slurm.doctor import examine_cluster
 from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.slurm.survey import Survey
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 def test_findings() -> None:

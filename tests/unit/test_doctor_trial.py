@@ -119,7 +119,7 @@ def results(**changes: Any) -> Results:
     """Two good nodes with two good ranks each."""
     import ortflow
     from ortflow.launchers.interpreter import NEEDED
-    from ortflow.workflow.runtimes import RUNTIMES
+    from ortflow.workflow.system.runtimes import RUNTIMES
 
     packages = dict.fromkeys((RUNTIMES[0], *NEEDED), "2.0") | {"ortflow": ortflow.__version__}
     good = Results(

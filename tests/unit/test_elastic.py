@@ -17,17 +17,17 @@ from messages import alike, says
 from run_files import spec_of
 from views import Lines
 
+from ortflow.launchers.attempts.cause import Cause
 from ortflow.launchers.batch.elastic import AllocatedNodes, failed_growths
-from ortflow.launchers.cause import Cause
-from ortflow.launchers.elastic import ElasticNodes, absent, described, grown, next_nodes
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.stop import GROWTH, Stop, write_request
-from ortflow.launchers.supervised import Job
-from ortflow.launchers.supervisor import Supervisor
+from ortflow.launchers.supervision.elastic import ElasticNodes, absent, described, grown, next_nodes
+from ortflow.launchers.supervision.supervised import Job
+from ortflow.launchers.supervision.supervisor import Supervisor
+from ortflow.workflow.data.epoch_positions import Plan, Position
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Plan, Position
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import of_this_attempt, on_nodes, permitted, skipped_messages, variables
 from ortflow.workflow.spec.run import TrainerRunSpec
 

@@ -32,7 +32,7 @@ from ortflow.manifests.slurm import script
 from ortflow.manifests.slurm.launch import launch, sized
 from ortflow.manifests.slurm.trial import trial_spec
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.checks.nodes import on_nodes
 
 SPEC, PLACEMENT = CASES["elastic"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.workflow import events as module
-from ortflow.workflow.events import PERIOD, EventLog
-from ortflow.workflow.record import EVENTS, read_records
+from ortflow.workflow.run import events as module
+from ortflow.workflow.run.events import PERIOD, EventLog
+from ortflow.workflow.run.record import EVENTS, read_records
 
 
 def steps_in(path: Path) -> list[int]:
@@ -68,7 +68,7 @@ def test_what_the_thread_could_not_write_fails_the_next_step(tmp_path: Path) -> 
     """A limit of the file's size, which the rank reports with the file's name."""
     program = (
         "import resource, signal, sys, time; from pathlib import Path\n"
-        "from ortflow.workflow.events import EventLog\n"
+        "from ortflow.workflow.run.events import EventLog\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "log = EventLog(Path(sys.argv[1]), 0, 0)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))\n"

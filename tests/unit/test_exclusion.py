@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from messages import mentions
 
-from ortflow.launchers.cause import Cause
-from ortflow.launchers.exclusion import blamed, blamed_too_often, excluded
+from ortflow.launchers.attempts.cause import Cause
+from ortflow.launchers.attempts.exclusion import blamed, blamed_too_often, excluded
 from ortflow.launchers.records import Outcome
 
 PLACES = {0: "n1", 1: "n1", 2: "n2", 3: "n2"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ortflow.export_difference import gradient_differences, where_finite
+from ortflow.exporter.difference import gradient_differences, where_finite
 
 NAME = "layer.weight"
 

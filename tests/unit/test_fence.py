@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Owner, claim, of_this_rank
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.fence import DELAY, EXIT_FENCED, VARIABLE, Owner, claim, of_this_rank
+from ortflow.workflow.run.rundir import RunDir
 
 STUCK = """
 import sys, time
 from pathlib import Path
-from ortflow.workflow.fence import of_this_rank
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.fence import of_this_rank
+from ortflow.workflow.run.rundir import RunDir
 fence = of_this_rank(RunDir(Path(sys.argv[1])))
 fence.watch()
 print("watching", flush=True)

@@ -13,8 +13,8 @@ from PIL import Image
 from small_network import save_model
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.first_run import Array, guess, micro_batch
-from ortflow.workflow.guessed_set import guess_for
+from ortflow.workflow.planning.first_run import Array, guess, micro_batch
+from ortflow.workflow.planning.guessed_set import guess_for
 
 IMAGE = Array("pixels", "float32", (3, 8, 8))
 

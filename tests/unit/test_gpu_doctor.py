@@ -9,16 +9,16 @@ import pytest
 from fake_cuda import GIB, FakeCuda, FakeNccl
 from messages import mentions, says
 
+from ortflow.launchers.doctor.gpu import from_report
 from ortflow.launchers.findings import Finding, Level
-from ortflow.launchers.gpu import from_report
-from ortflow.workflow import gpu_report
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.device.floors import TABLE, floor, link_floor, sheet
 from ortflow.workflow.device.nvml import Nvml
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.gpu_sum import add_up
+from ortflow.workflow.runtime_check import gpu_report
+from ortflow.workflow.runtime_check.gpu_sum import add_up
 
 H200 = {
     "name": "NVIDIA H200",

@@ -13,11 +13,11 @@ import pytest
 from graph_build_models import Array, built, linear, run_graph, save_model, tensors_of, value
 from onnx import helper
 
-from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.export import inference
 from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.system.disk_space import OutOfDisk
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(3, 4)).astype("float32")

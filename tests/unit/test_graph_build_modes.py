@@ -11,7 +11,7 @@ from graph_build_models import Array, built, run_graph, save_model, tensors_of, 
 from messages import mentions
 from onnx import helper, numpy_helper
 
-from ortflow.export_gradients import training_graph
+from ortflow.exporter.file_gradients import training_graph
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime as ort

@@ -19,11 +19,12 @@ from sharing_ranks import tower
 from ortflow.workflow.cuda import operators, shards
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.memory.concrete import concrete
-from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
-from ortflow.workflow.graph.shards import ahead, layers
+from ortflow.workflow.graph.memory.peak_memory import peak_of, sizes_of
+from ortflow.workflow.graph.shards import ahead
+from ortflow.workflow.graph.shards import layer_groups as layers
 from ortflow.workflow.graph.shards.ahead import BEGIN, READY, SEND, narrowed, with_gathers
 from ortflow.workflow.graph.shards.graphs import layers_in
-from ortflow.workflow.graph.shards.layers import Layer
+from ortflow.workflow.graph.shards.layer_groups import Layer
 from ortflow.workflow.graph.shards.program import Fetch, Program, Send
 from ortflow.workflow.graph.types import GraphSet
 

@@ -18,16 +18,16 @@ from sharing_ranks import perceptron
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.memory.concrete import concrete
-from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
-from ortflow.workflow.graph.shards import layers
-from ortflow.workflow.graph.shards.exchange import OPERATOR, TOKEN, with_exchange
+from ortflow.workflow.graph.memory.peak_memory import peak_of, sizes_of
+from ortflow.workflow.graph.shards import layer_groups as layers
+from ortflow.workflow.graph.shards.fetch_nodes import OPERATOR, TOKEN, with_exchange
 from ortflow.workflow.graph.shards.graphs import layers_in
-from ortflow.workflow.graph.shards.layers import Layer, block_of, layers_of
+from ortflow.workflow.graph.shards.layer_groups import Layer, block_of, layers_of
 from ortflow.workflow.graph.shards.program import Fetch, Program, Send
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.sessions.shards import listen
-from ortflow.workflow.trainer.exchange import memory_at
+from ortflow.workflow.trainer.shard_exchange import memory_at
 
 Array = npt.NDArray[Any]
 CHANNEL = 7

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ortflow.workflow.host_memory import available
+from ortflow.workflow.system.host_memory import available
 
 FREE = 10_000
 

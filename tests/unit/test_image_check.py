@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from messages import says
 
-from ortflow.launchers import image
+from ortflow.launchers.doctor import image
+from ortflow.launchers.doctor.image import Wanted, examine_image
 from ortflow.launchers.findings import Finding, Level
-from ortflow.launchers.image import Wanted, examine_image
 from ortflow.launchers.interpreter import locate
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 from messages import mentions, says
 
-from ortflow.workflow import cache_folders
 from ortflow.workflow.kernels import library
 from ortflow.workflow.kernels.library import Library
+from ortflow.workflow.system import cache_folders
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 FLAGS = library.FLAGS

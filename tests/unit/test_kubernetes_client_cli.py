@@ -18,7 +18,7 @@ from messages import mentions
 from ortflow.cli.app import command_line
 from ortflow.launchers.base import find_launcher
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 RUN = """\
 name: digits

@@ -19,7 +19,6 @@ from messages import mentions
 from ortflow.cli.status import overview
 from ortflow.cli.submission import submission_of
 from ortflow.launchers.base import Submission
-from ortflow.launchers.following import POLL, Follower
 from ortflow.launchers.kubernetes.adopting import adopt
 from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
@@ -28,11 +27,12 @@ from ortflow.launchers.kubernetes.place import read_place
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.reconciler import DeletePod, reconcile
 from ortflow.launchers.kubernetes.snapshot import take_snapshot
-from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import State
 from ortflow.launchers.remote.bootstrap import BROUGHT
+from ortflow.launchers.supervision.following import POLL, Follower
+from ortflow.launchers.view.plain import PlainView
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import Restart
 

@@ -13,6 +13,7 @@ from fake_kubernetes import FakeCluster
 from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, pod
 from messages import says
 
+from ortflow.launchers.attempts.locks import hold
 from ortflow.launchers.kubernetes import api
 from ortflow.launchers.kubernetes import log_replicator as module
 from ortflow.launchers.kubernetes.api import Cluster, Refused, Unreachable
@@ -20,9 +21,8 @@ from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.links import silent
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
-from ortflow.launchers.locks import hold
 from ortflow.launchers.status import read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 @pytest.fixture

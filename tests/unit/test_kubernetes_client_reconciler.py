@@ -33,7 +33,7 @@ from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, SupervisedRun, successor, supervise
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.status import read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.run import Backoff, Restart
 
 SUBMIT = {"event": "submit", "launcher": "kubernetes", "job": JOB}

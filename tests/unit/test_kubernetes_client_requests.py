@@ -21,7 +21,7 @@ from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
 from ortflow.launchers.kubernetes.place import Place
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.supervise import SupervisedRun, supervise
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.run import Restart
 
 __all__ = ["fake"]

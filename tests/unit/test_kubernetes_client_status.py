@@ -17,7 +17,7 @@ from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import status
 from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus, read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 SUBMIT = {"event": "submit", "launcher": "kubernetes", "job": JOB}
 START = {"event": "start", "attempt": 0}

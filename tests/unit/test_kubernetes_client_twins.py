@@ -19,7 +19,7 @@ from ortflow.launchers.kubernetes.place import Place, read_place
 from ortflow.launchers.kubernetes.snapshot import of_place
 from ortflow.launchers.records import State
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 
 RUN = """\

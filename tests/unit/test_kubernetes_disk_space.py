@@ -10,10 +10,10 @@ from fake_clock import FakeClock
 
 from ortflow.launchers.kubernetes import disk_space
 from ortflow.launchers.kubernetes.disk_space import await_room
-from ortflow.workflow import disk_space as disk
-from ortflow.workflow.disk_space import Notice, OutOfDisk
 from ortflow.workflow.errors import Preempted
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system import disk_space as disk
+from ortflow.workflow.system.disk_space import Notice, OutOfDisk
 
 
 @pytest.fixture

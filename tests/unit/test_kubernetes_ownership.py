@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from fake_clock import FakeClock
 
+from ortflow.launchers.attempts.locks import hold, wait_free
 from ortflow.launchers.kubernetes import ownership
 from ortflow.launchers.kubernetes.ownership import ALIVE, BEAT, OLD_SUPERVISOR, POLL, Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
-from ortflow.launchers.locks import hold, wait_free
-from ortflow.workflow import fence
-from ortflow.workflow.clock import Clock
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run import fence
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.clock import Clock
 
 HOURS = 7200.0
 CLOCKS = [-HOURS, HOURS]

@@ -42,10 +42,10 @@ from ortflow.launchers.kubernetes.worker_report import (
 )
 from ortflow.launchers.records import Outcome
 from ortflow.manifests.local import Mpi
-from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import EndedBySignal, OrtflowError, Preempted, UserError
 from ortflow.workflow.ranks import HOST, Place
-from ortflow.workflow.rundir import RunDir, append_json_line
+from ortflow.workflow.run.rundir import RunDir, append_json_line
+from ortflow.workflow.system.disk_space import OutOfDisk
 
 SPEC = spec_of(resources={"nodes": 2, "ranks_per_node": 3})
 VARIABLES = {

@@ -17,6 +17,7 @@ from fake_clock import FakeClock
 from messages import mentions
 from signal_handlers import restored
 
+from ortflow.launchers.attempts.locks import hold
 from ortflow.launchers.kubernetes import ending
 from ortflow.launchers.kubernetes.attempt import POLL, SILENCE, PodAttempt
 from ortflow.launchers.kubernetes.pod import FINISHED, Pod
@@ -24,12 +25,11 @@ from ortflow.launchers.kubernetes.run_supervisor import MARGIN, OLD_RANKS, RunSu
 from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
 from ortflow.launchers.kubernetes.worker import OPERATOR, Worker
 from ortflow.launchers.kubernetes.worker_report import WorkerReport, write_report
-from ortflow.launchers.locks import hold
 from ortflow.launchers.stop import write_request
 from ortflow.manifests.local import Mpi
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
-from ortflow.workflow.fence import DELAY
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.fence import DELAY
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.file.paths import resolve_paths

@@ -11,11 +11,11 @@ import psutil
 import pytest
 from messages import mentions
 
-from ortflow.launchers import attempt as module
-from ortflow.launchers.attempt import Attempt, Child
-from ortflow.launchers.mpi_abort import ended_by_mpi
+from ortflow.launchers.attempts.mpi_abort import ended_by_mpi
+from ortflow.launchers.supervision import attempt as module
+from ortflow.launchers.supervision.attempt import Attempt, Child
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 Start = Callable[[str, int], Attempt]
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from messages import mentions
 
-from ortflow.launchers.attempt import Attempt
-from ortflow.launchers.cause import agreed, cause, statuses
+from ortflow.launchers.attempts.cause import agreed, cause, statuses
 from ortflow.launchers.records import Outcome
+from ortflow.launchers.supervision.attempt import Attempt
 from ortflow.workflow.errors import signal_name
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir
 
 HYDRA_KILLED = """
 ===================================================================================

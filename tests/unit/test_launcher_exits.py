@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.launchers.exits import Exits
+from ortflow.launchers.supervision.exits import Exits
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 

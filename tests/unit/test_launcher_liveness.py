@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from signal_handlers import restored
 
+from ortflow.launchers.attempts.liveness import START, FileChanges, Liveness
 from ortflow.launchers.budget import MOST_WITHOUT_STEP
-from ortflow.launchers.liveness import START, FileChanges, Liveness
 from ortflow.launchers.stop import Stop
-from ortflow.launchers.supervised import Job, Running
-from ortflow.launchers.supervisor import Supervisor
+from ortflow.launchers.supervision.supervised import Job, Running
+from ortflow.launchers.supervision.supervisor import Supervisor
 from ortflow.workflow.errors import EXIT_FAILURE, OrtflowError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.run import Restart
 
 HOURS = 7200 * 10**9

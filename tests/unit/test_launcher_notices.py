@@ -16,16 +16,16 @@ from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
 from views import Lines
 
-from ortflow.launchers import notices as module
 from ortflow.launchers.budget import Decision
-from ortflow.launchers.notice_sender import run_command
-from ortflow.launchers.notices import PERIOD, Notices, NoticingView, kinds_after
 from ortflow.launchers.records import Outcome, Used
 from ortflow.launchers.stop import Stop
-from ortflow.launchers.supervised import Job
-from ortflow.launchers.supervisor import Supervisor
+from ortflow.launchers.supervision import notices as module
+from ortflow.launchers.supervision.notice_sender import run_command
+from ortflow.launchers.supervision.notices import PERIOD, Notices, NoticingView, kinds_after
+from ortflow.launchers.supervision.supervised import Job
+from ortflow.launchers.supervision.supervisor import Supervisor
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.notify import Notify
 from ortflow.workflow.spec.run import Backoff, Restart
 

@@ -15,7 +15,7 @@ from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.mpi import find_mpi
 from ortflow.manifests.local import Mpi, command, environment, settings
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 RUN = Path("/data/my runs/gpt")

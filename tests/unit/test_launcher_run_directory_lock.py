@@ -12,14 +12,14 @@ from messages import alike, mentions
 from run_files import spec_of as run_of
 from trees import tree
 
+from ortflow.launchers.attempts.locks import HeldError, hold, holder_of, wait_free
 from ortflow.launchers.base import Submission
 from ortflow.launchers.changes import Change, agree, batch_messages, continued_run, differences, refuse
-from ortflow.launchers.locks import HeldError, hold, holder_of, wait_free
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.run_directory_lock import opened
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved, resolve_paths

@@ -17,19 +17,19 @@ from fake_clock import FakeClock
 from full_disks import mounted
 from signal_handlers import restored
 
+from ortflow.launchers.attempts.cause import Cause
+from ortflow.launchers.attempts.exclusion import excluded
 from ortflow.launchers.budget import MOST_WITHOUT_STEP
-from ortflow.launchers.cause import Cause
-from ortflow.launchers.exclusion import excluded
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.stop import GROWTH, Stop, read_request, write_request
-from ortflow.launchers.supervised import AttemptNodes, Job, grace_of
-from ortflow.launchers.supervisor import Supervisor, _grew
-from ortflow.launchers.watch import PATIENCE, PATIENCE_REPORTED, TICK
-from ortflow.workflow.disk_space import OutOfDisk
+from ortflow.launchers.supervision.supervised import AttemptNodes, Job, grace_of
+from ortflow.launchers.supervision.supervisor import Supervisor, _grew
+from ortflow.launchers.supervision.watch import PATIENCE, PATIENCE_REPORTED, TICK
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
-from ortflow.workflow.rundir import RunDir, append_json_line
+from ortflow.workflow.run.rundir import RunDir, append_json_line
 from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.spec.run import Backoff, CheckpointSection, ProgramRunSpec, Restart, RunSpec
+from ortflow.workflow.system.disk_space import OutOfDisk
 
 PERIODS = 2 * TICK
 """Seconds by which a supervisor that looks every TICK may be late."""

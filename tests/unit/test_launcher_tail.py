@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ortflow.launchers.attempts.tail import EventTail, LineTail, last_lines, last_records
 from ortflow.launchers.logs import log_lines
-from ortflow.launchers.tail import EventTail, LineTail, last_lines, last_records
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir
 
 
 def test_lines_come_whole_and_once(tmp_path: Path) -> None:

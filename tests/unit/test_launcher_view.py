@@ -14,13 +14,13 @@ import pytest
 from messages import alike
 from rich.console import Console
 
-from ortflow.launchers.lines import duration, format_event, size
-from ortflow.launchers.live import LiveView, panel
-from ortflow.launchers.plain import PlainView
-from ortflow.launchers.progress import Progress
 from ortflow.launchers.status import read_status
-from ortflow.workflow.oom import oom_kills
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.view.lines import duration, format_event, size
+from ortflow.launchers.view.live import LiveView, panel
+from ortflow.launchers.view.plain import PlainView
+from ortflow.launchers.view.progress import Progress
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.oom import oom_kills
 
 
 def step(number: int, **fields: Any) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def test_plain_view_prints_lines(tmp_path: Path, capfd: pytest.CaptureFixture[st
 
 def test_the_run_continues_when_its_reader_is_gone(tmp_path: Path) -> None:
     program = (
-        "import pathlib, sys; from ortflow.launchers.plain import PlainView\n"
+        "import pathlib, sys; from ortflow.launchers.view.plain import PlainView\n"
         "view = PlainView(pathlib.Path(), 1); sys.stdin.read(); view.message('a'); view.message('b'); sys.exit(7)"
     )
     child = subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, stderr=PIPE)

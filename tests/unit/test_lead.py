@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 from run_files import spec_of
 
-from ortflow.workflow import lead as lead_module
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.lead import Lead, wait_for_lead
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run import lead as lead_module
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.lead import Lead, wait_for_lead
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.steps import runtime
 from ortflow.workflow.steps.context import Context
 
@@ -81,7 +81,7 @@ def test_a_child_of_rank_0_does_not_keep_them(lead: Lead, tmp_path: Path) -> Non
 
 def test_they_go_on_when_rank_0_is_killed(tmp_path: Path) -> None:
     program = (
-        "import sys, time; from pathlib import Path; from ortflow.workflow.lead import Lead;"
+        "import sys, time; from pathlib import Path; from ortflow.workflow.run.lead import Lead;"
         "lead = Lead(Path(sys.argv[1]), 3); print('there', flush=True); time.sleep(60)"
     )
     with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as process:

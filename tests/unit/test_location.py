@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.location import Location
+from ortflow.workflow.run.location import Location
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the kernel's names of open files")
 

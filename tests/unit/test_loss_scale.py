@@ -12,7 +12,7 @@ from graph_build_models import built, run_file
 from queued import Fake, halved, outcomes_of
 
 from ortflow.workflow.data.inputs import BatchInput
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.loss_scale import LARGEST, PERIOD, SMALLEST, START, LossScale, loss_scale_of, unit_of
 

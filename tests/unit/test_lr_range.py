@@ -12,7 +12,7 @@ from in_process import command_here
 from tiny_runs import Tiny
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.lr_range import points, rates, suggestion
+from ortflow.workflow.planning.lr_range import points, rates, suggestion
 
 
 def curve(loss: list[float]) -> list[float]:

@@ -16,11 +16,11 @@ from onnx import helper
 from real_ranks import all_good
 
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
-from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.export import inference, model_file
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.system.disk_space import OutOfDisk
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.export import mapped_export
 from ortflow.workflow.trainer.export.inference import export_checked

@@ -18,7 +18,7 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.optim.segments import segments_of
-from ortflow.workflow.pace import pace_of_steps
+from ortflow.workflow.run.pace import pace_of_steps
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.trainer.step import GraphTrainer
 

@@ -15,11 +15,11 @@ from graph_build_models import run_file, save_model, value
 from onnx import TensorProto, helper
 
 from ortflow.workflow.assembly.build import build_graphs
-from ortflow.workflow.forecast import activations
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.memory.branches import conditions_of
 from ortflow.workflow.graph.memory.concrete import followed
-from ortflow.workflow.graph.memory.plan import Peak, peak_of, sizes_of
+from ortflow.workflow.graph.memory.peak_memory import Peak, peak_of, sizes_of
+from ortflow.workflow.planning.forecast import activations
 
 SUPPORT = Path(__file__).parents[1] / "support"
 ROW = 4 * 256 * 4

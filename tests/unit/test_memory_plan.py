@@ -25,15 +25,15 @@ from ortflow.workflow.assembly.saving import batch_shapes
 from ortflow.workflow.assembly.updates import write_forms
 from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.data.write import record_batch, write_set
-from ortflow.workflow.forecast import activations, forecast
 from ortflow.workflow.graph.memory.arena import UNIT, Arena
 from ortflow.workflow.graph.memory.concrete import concrete
-from ortflow.workflow.graph.memory.plan import length, peak_of, sizes_of
+from ortflow.workflow.graph.memory.peak_memory import length, peak_of, sizes_of
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.planning.exchange import Exchange, buffers_of, exchange_of
+from ortflow.workflow.planning.forecast import activations, forecast
 from ortflow.workflow.planning.layout import Layout
 from ortflow.workflow.planning.rates import Link, Rates
+from ortflow.workflow.planning.receive_buffers import Exchange, buffers_of, exchange_of
 from ortflow.workflow.planning.survey import survey
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import overlap, peer_sums

@@ -11,7 +11,7 @@ from graph_build_models import built, linear, run_file
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.objective.metrics import with_outputs
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.metrics import METRICS, Metric, MetricSection, higher_is_better, perplexity
 from ortflow.workflow.spec.train import EarlyStop

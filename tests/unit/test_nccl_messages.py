@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from messages import says
 
-from ortflow.launchers.cause import Cause
-from ortflow.launchers.nccl_log import TAIL, explained
+from ortflow.launchers.attempts.cause import Cause
+from ortflow.launchers.attempts.nccl_log import TAIL, explained
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.comm.nccl_messages import CODES, TABLE, in_log, sentence, trouble
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 SHM = "Error while creating shared memory segment /dev/shm/nccl-VPyhzw (size 21823872), error: No space left on device"
 SEEN = {

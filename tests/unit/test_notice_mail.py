@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from views import Lines
 
-from ortflow.launchers import notices as module
-from ortflow.launchers.notice_mail import composed
-from ortflow.launchers.notices import Notices
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision import notices as module
+from ortflow.launchers.supervision.notice_mail import composed
+from ortflow.launchers.supervision.notices import Notices
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.notify import EMail, Notify
 
 pytest.importorskip("aiosmtpd", reason="aiosmtpd is not installed")

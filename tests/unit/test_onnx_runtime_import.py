@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import ortflow.workflow.onnx_runtime as shared
-from ortflow.workflow.runtimes import TRAINING, installed_runtime
+from ortflow.workflow.system.runtimes import TRAINING, installed_runtime
 
 ROOM = Path(shared.__file__).parent
 SPY = "import os, sys\nopen(os.environ['SPY'], 'a').write(' '.join(sys.argv) + chr(10))\nraise ImportError('a spy')\n"

@@ -17,9 +17,9 @@ from ortflow.workflow.data.augmented import Augmented, augmented
 from ortflow.workflow.data.batches import Batches
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.draws import Draws
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.workers import Workers

@@ -21,25 +21,25 @@ from trees import tree
 from typer.testing import CliRunner
 
 from ortflow.cli.data import app
-from ortflow.launchers.locks import hold
+from ortflow.launchers.attempts.locks import hold
 from ortflow.launchers.stop import write_request
-from ortflow.workflow import own_files
 from ortflow.workflow.assembly.files import write_files
 from ortflow.workflow.data import write
 from ortflow.workflow.data.dataset import Dataset
-from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.head import check_export, check_model_to_train, read_head
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.rank import hold_ranks_lock
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.configure import prepare
+from ortflow.workflow.steps.trainers import builder_of
+from ortflow.workflow.system import own_files
+from ortflow.workflow.system.disk_space import OutOfDisk
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainers import builder_of
 
 NAMES = re.compile(r"own/[a-z]+\.txt|mark|empty/")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.workflow.plan import Plan, number_in
+from ortflow.workflow.steps.run_plan import Plan, number_in
 
 PLAN = Plan("f", 4, 2, 3, 5, 30, 1000, 33, 660, 12345, {"train": "abc"}, "data")
 

@@ -9,7 +9,7 @@ from run_files import SMALL, spec_of
 
 from ortflow.cli.plan import without_data_parallelism
 from ortflow.workflow.graph.ir.collective import Kind
-from ortflow.workflow.graph.memory.plan import Event
+from ortflow.workflow.graph.memory.peak_memory import Event
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.parallel.division import Division, Holding
 from ortflow.workflow.parallel.grid import Grid

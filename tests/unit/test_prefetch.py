@@ -18,7 +18,7 @@ from queued import Fake, network, state_of, steps_of
 from shuffled_cuda import ShuffledCuda
 
 from ortflow.workflow.data.batches import StepBatch
-from ortflow.workflow.data.plan import Position
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.device import cuda, prefetch
 from ortflow.workflow.device.prefetch import Prefetch
 from ortflow.workflow.planning import holdings

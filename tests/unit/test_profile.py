@@ -19,12 +19,12 @@ from ortflow.launchers.report.advice import advice
 from ortflow.launchers.report.profile import Profile, of_records
 from ortflow.launchers.report.profile_section import profile_section
 from ortflow.launchers.report.profile_table import head, table
-from ortflow.workflow import profile
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.ir.modules import modules_in
 from ortflow.workflow.graph.ir.origin import SCOPES
-from ortflow.workflow.recording import RUN
+from ortflow.workflow.run import profile_records as profile
+from ortflow.workflow.run.operator_records import RUN
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.flops import flops_of
 from ortflow.workflow.sessions.recording import nodes_of

@@ -9,7 +9,7 @@ from in_process import command_here
 
 from ortflow.cli.status import describe
 from ortflow.launchers.status import read_status
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 START = {"event": "start", "attempt": 0, "time": 1.0}
 RUN_FILE = "name: train\nprogram: {script: train.py}\n"

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ortflow.launchers.kubernetes.log_replicator import rewind
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir
 
 
 def copied(run: RunDir) -> list[str]:

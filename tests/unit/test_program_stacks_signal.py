@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.launchers.stacks import stack_in
+from ortflow.launchers.attempts.stacks import stack_in
 from ortflow.workflow.program import stacks
 from ortflow.workflow.program.serve import Client
 

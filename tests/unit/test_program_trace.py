@@ -18,7 +18,7 @@ import pytest
 from ortflow.program.digests import digest, leaves, order_digest
 from ortflow.program.living import Entry, living
 from ortflow.program.trace import Tracer, registered_states
-from ortflow.workflow.strike import Plan, struck_at
+from ortflow.workflow.run.strike import Plan, struck_at
 
 MEMORY: dict[str, int] = {}
 

@@ -20,7 +20,7 @@ from ortflow.launchers.report.rank_records import read_ranks
 from ortflow.launchers.status import read_status
 from ortflow.workflow.device.nvml import Nvml
 from ortflow.workflow.program.usage import ProgramUsage, descendants
-from ortflow.workflow.rundir import RunDir, append_json_line
+from ortflow.workflow.run.rundir import RunDir, append_json_line
 
 HELD = 40 << 20
 TREE = f"""

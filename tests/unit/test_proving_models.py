@@ -16,7 +16,7 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 @pytest.mark.parametrize("seed", range(40))

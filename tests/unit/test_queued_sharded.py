@@ -28,7 +28,7 @@ from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.shards import layers
+from ortflow.workflow.graph.shards import layer_groups as layers
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import share
 from ortflow.workflow.sessions.session import Sessions

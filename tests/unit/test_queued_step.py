@@ -21,7 +21,7 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.types import LOSS_SUM, GraphSet
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import StepOutcome
 from ortflow.workflow.trainer.step import GraphTrainer

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.workflow.environment import ASKED, PLACE, breaking, differences, merged
-from ortflow.workflow.graph_hashes import damage, hashes_of
-from ortflow.workflow.plan import Plan
+from ortflow.workflow.run.graph_hashes import damage, hashes_of
+from ortflow.workflow.run.recorded_environment import ASKED, PLACE, breaking, differences, merged
+from ortflow.workflow.steps.run_plan import Plan
 
 RECORD = {
     "asked": "auto",

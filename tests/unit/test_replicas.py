@@ -16,11 +16,11 @@ from ortflow.launchers.changes import batch_messages, continued_run, division
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.grid import Grid
-from ortflow.workflow.plan import Plan, resolve
-from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.steps.run_plan import Plan, resolve
 from ortflow.workflow.steps.shard import Stream
 
 TRAIN = {"steps": 4, "optimizer": {"name": "adamw", "lr": 0.1}}

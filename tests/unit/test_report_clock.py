@@ -16,7 +16,7 @@ from ortflow.cli.status import describe
 from ortflow.launchers.report.causes import Cause
 from ortflow.launchers.report.state import sentence
 from ortflow.launchers.report.survey import Survey, survey
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 DAY = 86400.0
 LATER = BEGIN + 3600.0

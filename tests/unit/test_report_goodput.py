@@ -18,7 +18,7 @@ from ortflow.launchers.report.goodput import seconds_of, since
 from ortflow.launchers.report.survey import survey
 from ortflow.launchers.report.timeline import MICRO
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 
 def goodput(*arguments: str | Path) -> str:

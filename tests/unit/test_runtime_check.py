@@ -16,15 +16,15 @@ from run_files import spec_of
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.runtime_check import remember, verify
 from ortflow.workflow.runtime_check.behaviour import BEHAVIOURS
 from ortflow.workflow.runtime_check.case import Case
 from ortflow.workflow.runtime_check.remember import runtime_here
 from ortflow.workflow.sessions.settings import DEFAULTS, Outcome, Settings, merged
-from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.steps.configure import configure
 from ortflow.workflow.steps.context import Context

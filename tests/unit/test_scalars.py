@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("tensorboardX", reason="tensorboardX is not installed")
 
-from ortflow.workflow.scalar_rows import records
-from ortflow.workflow.scalars import ScalarLog
+from ortflow.workflow.run.scalar_rows import records
+from ortflow.workflow.run.tensorboard_scalars import ScalarLog
 from ortflow.workflow.steps.monitor import Monitor
 
 

@@ -9,10 +9,10 @@ import pytest
 from messages import mentions
 from run_files import spec_of
 
-from ortflow.workflow.durations import Duration, parse_duration
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.optim.schedule import learning_rate
-from ortflow.workflow.pace import Pace, pace_of_run
+from ortflow.workflow.run.durations import Duration, parse_duration
+from ortflow.workflow.run.pace import Pace, pace_of_run
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.schedules import Schedule
 

@@ -10,8 +10,8 @@ import pytest
 from small_network import save_model
 from tiny_runs import Tiny
 
-from ortflow.workflow.forecast import forecast
-from ortflow.workflow.rundir import scratch_folder, sync_directory, write_atomically
+from ortflow.workflow.planning.forecast import forecast
+from ortflow.workflow.run.rundir import scratch_folder, sync_directory, write_atomically
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
 

@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.sinks.__main__ import settings_of
 from ortflow.workflow.sinks.delivery import Delivery
 from ortflow.workflow.sinks.following import Following

@@ -18,7 +18,7 @@ from ortflow.launchers.slurm.mpirun_output import lost_node
 from ortflow.launchers.slurm.run_supervisor import placement_of
 from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, taken_away, verdict
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 KILLED = """\
 srun: error: node2: task 3: Killed

@@ -13,7 +13,7 @@ import pytest
 from in_process import command_here
 from project import ORTFLOW, environment
 
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 RUN = """\
 name: {name}

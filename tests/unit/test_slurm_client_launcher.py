@@ -16,13 +16,13 @@ from fake_slurm import Fake, late
 from messages import mentions
 from slurm_scripts import common
 
+from ortflow.launchers.attempts.locks import hold
 from ortflow.launchers.base import Submission, launcher_name
 from ortflow.launchers.batch import elapsed, history
 from ortflow.launchers.batch.elapsed import stamp
 from ortflow.launchers.batch.history import SETTLE
+from ortflow.launchers.batch.job_submission import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.batch.launcher import POLL
-from ortflow.launchers.batch.submitting import PATIENCE, PAUSE, InDoubt
-from ortflow.launchers.locks import hold
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm import probe
 from ortflow.launchers.slurm.commands import NoAnswer
@@ -30,13 +30,13 @@ from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
 from ortflow.launchers.slurm.runner import Answer
 from ortflow.launchers.slurm.sbatch import settings
-from ortflow.workflow.disk_space import Notice, OutOfDisk
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.system.disk_space import Notice, OutOfDisk
 
 
 def submission(folder: Path, name: str = "gpt", **sections: Any) -> Submission:

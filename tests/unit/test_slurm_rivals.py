@@ -11,7 +11,7 @@ from ortflow.launchers.batch.claim import rival
 from ortflow.launchers.batch.history import by_hand
 from ortflow.launchers.slurm.current_job import SlurmJob
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 RUN = RunDir(Path("/runs/a"))
 OURS = f"ortflow {by_hand(RUN.root).submission}"

@@ -15,7 +15,7 @@ from messages import mentions
 from signal_handlers import restored
 
 from ortflow.launchers.batch.current_job import PAUSE, Answer, Fate, requeue
-from ortflow.launchers.batch.run_supervisor import AWAY, CANCELLING, RunSupervisor
+from ortflow.launchers.batch.job_supervisor import AWAY, CANCELLING, RunSupervisor
 from ortflow.launchers.batch.stopping import SETTLED, SIGNALS, JobStop
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.commands import Slurm
@@ -26,7 +26,7 @@ from ortflow.launchers.slurm.runner import Settings
 from ortflow.launchers.status import read_status
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 RUN = """\

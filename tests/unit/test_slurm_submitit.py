@@ -19,7 +19,7 @@ from ortflow.launchers.names import BUILT_IN
 from ortflow.launchers.slurm.outcome import begin_job, follower, leave_result, result_file
 from ortflow.launchers.slurm.parameters import KEYS, NEVER, OTHERS, overrides, renamed
 from ortflow.workflow.errors import Faults
-from ortflow.workflow.rundir import OWN_FILES, RunDir
+from ortflow.workflow.run.rundir import OWN_FILES, RunDir
 from ortflow.workflow.spec.file.dump import dump_run_file
 
 
@@ -107,7 +107,7 @@ def test_what_is_submitted_is_made_without_what_costs(tmp_path: Path) -> None:
         "from ortflow.cli.app import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
-        "import ortflow.launchers.run_directory_lock, ortflow.launchers.batch.submitting\n"
+        "import ortflow.launchers.run_directory_lock, ortflow.launchers.batch.job_submission\n"
         "heavy = {'submitit', 'asyncio', 'ssl', 'kubernetes', 'numpy', 'onnx', 'ortflow.cli.data'}\n"
         "found = heavy & set(sys.modules); assert not found, found"
     )

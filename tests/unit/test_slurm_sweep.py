@@ -17,7 +17,7 @@ from slurm_scripts import CASES, PLAIN, common
 from ortflow.cli import sweep as cli
 from ortflow.cli.sweep_table import results
 from ortflow.launchers.batch import sweeps
-from ortflow.launchers.batch.submitting import InDoubt
+from ortflow.launchers.batch.job_submission import InDoubt
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm import sweep
 from ortflow.launchers.slurm.commands import NoAnswer
@@ -31,7 +31,7 @@ from ortflow.manifests.array import run_file
 from ortflow.manifests.slurm import launch, script
 from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.combinations import combinations, read_axes
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file, load_run_text

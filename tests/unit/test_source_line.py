@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.launchers.source_line import LONGEST, SourceLine, mpi_call, source_line
-from ortflow.launchers.stacks import Frame, stacks_of, waited_for, where
-from ortflow.workflow.hang import PROGRAM_STACKS
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.attempts.source_line import LONGEST, SourceLine, mpi_call, source_line
+from ortflow.launchers.attempts.stacks import Frame, stacks_of, waited_for, where
+from ortflow.workflow.run.hang import PROGRAM_STACKS
+from ortflow.workflow.run.rundir import RunDir
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from run_files import spec_of
 from slurm_scripts import CASES, PLAIN
 from views import Lines
 
+from ortflow.launchers.attempts.exclusion import is_among
 from ortflow.launchers.batch.reserve import ReservedNodes
-from ortflow.launchers.exclusion import is_among
 from ortflow.launchers.slurm.current_job import SlurmJob
 from ortflow.launchers.slurm.fit import asked
 from ortflow.launchers.slurm.runner import Answer, Settings

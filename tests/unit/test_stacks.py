@@ -6,14 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ortflow.launchers.stacks import Frame, stack_in, stacks_of, waited_for, where
-from ortflow.workflow.hang import PROGRAM_STACKS
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.attempts.stacks import Frame, stack_in, stacks_of, waited_for, where
+from ortflow.workflow.run.hang import PROGRAM_STACKS
+from ortflow.workflow.run.rundir import RunDir
 
 HANGING = """
 import sys, threading, time
-from ortflow.workflow.hang import HangWatch
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run.hang import HangWatch
+from ortflow.workflow.run.signals import StopFlag
 
 def turns_in_circles():
     end = time.monotonic() + 3
@@ -90,7 +90,7 @@ def test_the_ranks_that_others_wait_for() -> None:
     assert waited_for({0: collective, 1: reads, 2: None}) == (1, 2)
     assert waited_for({0: backward, 1: reads}) == (1,)
     assert waited_for({0: reads, 1: None}) == ()
-    sleeps = (Frame("/env/ortflow/workflow/lead.py", 59, "wait_for_lead"),)
+    sleeps = (Frame("/env/ortflow/workflow/run/lead.py", 59, "wait_for_lead"),)
     assert waited_for({0: None, 1: sleeps, 2: sleeps}) == (0,), "rank 0 configures the run"
     assert waited_for({0: collective, 1: collective}) == ()
     assert where({0: backward, 1: reads}) == (

@@ -13,9 +13,9 @@ from clocked_steps import STEP_SECONDS, FakeStream, FakeTrainer, context_of, eve
 from fake_clock import FakeClock
 
 from ortflow.workflow.checkpoint.writer import Writer
-from ortflow.workflow.data.plan import Position
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.errors import OrtflowError, Preempted, UserError
-from ortflow.workflow.progress import dropout_seed
+from ortflow.workflow.run.progress import dropout_seed
 from ortflow.workflow.steps.checkpoint import Saver
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.train import train

@@ -11,19 +11,19 @@ from clocked_steps import STEP_SECONDS, WAIT, FakeTrainer, context_of, events_of
 from fake_clock import FakeClock
 from messages import mentions
 
-from ortflow.workflow import disk_space
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import OrtflowError, Preempted
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.record import EVENTS, read_records
-from ortflow.workflow.signals import BEAT_PERIOD, FILE_PERIOD, StopFlag
+from ortflow.workflow.run.engine import Engine, Step
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.record import EVENTS, read_records
+from ortflow.workflow.run.signals import BEAT_PERIOD, FILE_PERIOD, StopFlag
 from ortflow.workflow.spec.run import CheckpointSection
 from ortflow.workflow.steps import checkpoint as checkpoint_step
 from ortflow.workflow.steps.checkpoint import checkpoint
 from ortflow.workflow.steps.export import export
 from ortflow.workflow.steps.save_period import save_period
 from ortflow.workflow.steps.train import train
+from ortflow.workflow.system import disk_space
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from ortflow.workflow.data.digest import digest_of
 from ortflow.workflow.data.sources import open_evaluation, open_other, open_samples, open_training
 from ortflow.workflow.data.vocabulary import transforms_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.first_run import Array
-from ortflow.workflow.guessed_set import guess_for
+from ortflow.workflow.planning.first_run import Array
+from ortflow.workflow.planning.guessed_set import guess_for
 from ortflow.workflow.spec.data import DataSection, DataSet
 from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.run import TrainerRunSpec

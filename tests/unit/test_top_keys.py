@@ -84,7 +84,7 @@ def test_the_terminal_is_as_before_after_a_signal(runs: Path, number: int) -> No
 def test_styles_of_the_demo_reach_the_terminal(tmp_path: Path) -> None:
     """Escaped, they would be text on it; control characters of a name are escaped."""
     program = (
-        "from ortflow.cli.demo import _say\nfrom ortflow.workflow.streams import guarded\n"
+        "from ortflow.cli.demo import _say\nfrom ortflow.workflow.system.streams import guarded\n"
         "with guarded():\n    _say('a folder\\x07')\n    print('end')"
     )
     terminal = Terminal([sys.executable, "-c", program], tmp_path, environment(), width=80)

@@ -11,14 +11,14 @@ from messages import alike, says
 from run_files import SMALL, reported, spec_of
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.schema import run_file_schema
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.steps.trainers import builder_of, installed, load_builder
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.builder import GraphBuilder
-from ortflow.workflow.trainers import builder_of, installed, load_builder
 
 MODULE = """
 from ortflow.workflow.spec.base import Positive, Section, Text

@@ -14,8 +14,8 @@ from pictures import write_classes
 from ortflow.workflow.data.augmented import augmented, like_training
 from ortflow.workflow.data.batches import Batches
 from ortflow.workflow.data.draws import Draws
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.order import SampleOrder
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.sources import open_samples
 from ortflow.workflow.errors import UserError

@@ -13,15 +13,15 @@ import pytest
 from run_files import SMALL, reported
 
 from ortflow.cli.tune import tune
+from ortflow.launchers.attempts.locks import hold
 from ortflow.launchers.base import Submission
-from ortflow.launchers.locks import hold
 from ortflow.launchers.sweeps import read_sweep
 from ortflow.launchers.tuning import search
 from ortflow.launchers.tuning.search import Search
 from ortflow.launchers.tuning.space import as_text
 from ortflow.launchers.tuning.study import Record
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir, append_json_line
+from ortflow.workflow.run.rundir import RunDir, append_json_line
 from ortflow.workflow.spec.file.scalars import scalar
 from ortflow.workflow.spec.tune import TuneSection
 

@@ -12,15 +12,15 @@ _SUPERVISOR = _unit("launcher_supervisor", "launcher_liveness", "stop_full_disk"
 ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "launchers": {
         "launchers/stop.py": _unit("launcher_stop", "stop_full_disk", "launcher_supervisor"),
-        "launchers/cause.py": _unit("launcher_cause"),
+        "launchers/attempts/cause.py": _unit("launcher_cause"),
         "launchers/budget.py": _unit("launcher_budget"),
-        "launchers/exits.py": _unit("launcher_exits"),
-        "launchers/liveness.py": _unit("launcher_liveness"),
-        "launchers/supervisor.py": _SUPERVISOR,
-        "launchers/attempt.py": _unit("launcher_attempt", "launcher_cause"),
-        "launchers/supervised.py": _SUPERVISOR,
-        "launchers/watch.py": _SUPERVISOR,
-        "launchers/disk_wait.py": _SUPERVISOR,
+        "launchers/supervision/exits.py": _unit("launcher_exits"),
+        "launchers/attempts/liveness.py": _unit("launcher_liveness"),
+        "launchers/supervision/supervisor.py": _SUPERVISOR,
+        "launchers/supervision/attempt.py": _unit("launcher_attempt", "launcher_cause"),
+        "launchers/supervision/supervised.py": _SUPERVISOR,
+        "launchers/supervision/watch.py": _SUPERVISOR,
+        "launchers/supervision/disk_wait.py": _SUPERVISOR,
     },
     "workflow/checkpoint": {
         "workflow/checkpoint/retain.py": _unit("checkpoint_retain"),
@@ -61,7 +61,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "workflow/data": {
         "workflow/data/order.py": _unit("data_order", "data_batches"),
         "workflow/data/batches.py": _unit("data_batches", "prefetch"),
-        "workflow/data/plan.py": _unit("data_batches"),
+        "workflow/data/epoch_positions.py": _unit("data_batches"),
         "workflow/data/ahead.py": _unit("data_ahead"),
         "workflow/data/digest.py": _unit("data_digest"),
         "workflow/data/check.py": _unit("data_check"),

@@ -23,7 +23,7 @@ def _fault(file: str, before: str, after: str, *tests: str) -> Fault:
 FAULTS = (
     # Launchers: stop, cause, budgets, records, locks.
     _fault("launchers/stop.py", "self.now = self.reason is not None", "self.now = True", "launcher_stop"),
-    _fault("launchers/cause.py", "status < 0 and -status not in _LEAVE", "status < 0", "launcher_cause"),
+    _fault("launchers/attempts/cause.py", "status < 0 and -status not in _LEAVE", "status < 0", "launcher_cause"),
     _fault(
         "launchers/budget.py",
         "used.failures > restart.failures",
@@ -31,7 +31,7 @@ FAULTS = (
         "launcher_budget",
     ),
     _fault(
-        "launchers/supervisor.py",
+        "launchers/supervision/supervisor.py",
         "agreed(ends_of(run, number",
         "None and agreed(ends_of(run, number",
         "launcher_supervisor",
@@ -62,9 +62,14 @@ FAULTS = (
     ),
     _fault("workflow/spec/file/paths.py", "elif not os.access(path, os.R_OK)", "elif False", "spec_paths"),
     # The run directory and checkpoints.
-    _fault("workflow/fence.py", "return self._location is None or self._location.intact()", "return False", "fence"),
     _fault(
-        "workflow/plan.py", 'body.pop("hash", _hash(body)) != _hash(body)', 'body.pop("hash", "") == 1', "plan_file"
+        "workflow/run/fence.py", "return self._location is None or self._location.intact()", "return False", "fence"
+    ),
+    _fault(
+        "workflow/steps/run_plan.py",
+        'body.pop("hash", _hash(body)) != _hash(body)',
+        'body.pop("hash", "") == 1',
+        "plan_file",
     ),
     _fault("workflow/layout.py", "return -(-count // ALIGNMENT) * ALIGNMENT", "return count", "core"),
     _fault("workflow/checkpoint/commit.py", "store.set_aside(step, attempt)", "pass", "checkpoint_commit"),
@@ -118,7 +123,12 @@ FAULTS = (
     ),
     _fault("workflow/graph/normalize/fusions.py", "or value.any()", "", "graph_fusions"),
     _fault("workflow/graph/division/cut.py", "block * (part + 1) // parts", "block * part // parts + 1", "division"),
-    _fault("workflow/graph/memory/plan.py", "last.get(name, -1) <= place", "last.get(name, -1) < place", "memory_plan"),
+    _fault(
+        "workflow/graph/memory/peak_memory.py",
+        "last.get(name, -1) <= place",
+        "last.get(name, -1) < place",
+        "memory_plan",
+    ),
     # Kernels' buckets, ranks, pipelines, predictions.
     _fault(
         "workflow/fusion/buckets.py",

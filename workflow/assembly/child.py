@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 from ortflow.workflow.errors import check_signal
-from ortflow.workflow.module_process import start_module
+from ortflow.workflow.system.module_process import start_module
 
 if TYPE_CHECKING:
     import numpy as np

@@ -11,7 +11,6 @@ import numpy as np
 import onnx
 
 from ortflow.workflow.checkpoint.tensors import header_of
-from ortflow.workflow.disk_space import OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.export.model_file import write_array
 from ortflow.workflow.graph.forms import Form
@@ -22,7 +21,8 @@ from ortflow.workflow.graph.types import (
     GraphSet,
 )
 from ortflow.workflow.parallel.division import NAME
-from ortflow.workflow.rundir import replacing, sync_directory, write_atomically
+from ortflow.workflow.run.rundir import replacing, sync_directory, write_atomically
+from ortflow.workflow.system.disk_space import OutOfDisk, is_full
 from ortflow.workflow.weights.kept import RECORD
 
 

@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.assembly.timing import Timing
-from ortflow.workflow.cores import cores_per_rank
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.feed import collate
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.system.cores import cores_per_rank
 
 
 def timing_of(spec: TrainerRunSpec, dataset: Samples) -> Timing:

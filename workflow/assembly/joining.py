@@ -10,7 +10,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.stages.join import Joined, join
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 
 _LARGEST = 1 << 31
 """Largest size of a protobuf message, in bytes."""

@@ -24,7 +24,7 @@ from ortflow.workflow.graph.intake.source import read_source
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.passes import copied
 from ortflow.workflow.graph.objective.loss import outputs_of
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 _LARGEST = 1 << 31

@@ -13,8 +13,8 @@ from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.passes import copied
 from ortflow.workflow.graph.memory.forms import forms_of
-from ortflow.workflow.graph.memory.plan import peak_of
-from ortflow.workflow.graph.memory.plan import sizes_of as bytes_of
+from ortflow.workflow.graph.memory.peak_memory import peak_of
+from ortflow.workflow.graph.memory.peak_memory import sizes_of as bytes_of
 from ortflow.workflow.graph.stages.costs import costs_for
 from ortflow.workflow.spec.run import TrainerRunSpec
 

@@ -40,7 +40,7 @@ from ortflow.workflow.graph.stages.node_costs import NodeCosts
 from ortflow.workflow.graph.stages.pieces import Piece, cut_graph
 from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.parallel.stage import HALF, StageSet
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 
 
 @dataclass(frozen=True)

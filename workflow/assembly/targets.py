@@ -28,7 +28,7 @@ from ortflow.workflow.graph.objective.loss import attach
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.objective.synced import Replicas
 from ortflow.workflow.graph.optimize import rewrites
-from ortflow.workflow.graph.optimize.layers import mark_layers
+from ortflow.workflow.graph.optimize.layer_marks import mark_layers
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute

@@ -22,7 +22,7 @@ from ortflow.workflow.graph.stages.balance import OTHER, shapes_of
 from ortflow.workflow.graph.stages.costs import costs_for
 from ortflow.workflow.graph.stages.node_costs import NAME, NodeCosts, key_of, result_of
 from ortflow.workflow.graph.types import VALID
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 Arrays = Mapping[str, npt.NDArray[np.generic]]

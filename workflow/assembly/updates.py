@@ -17,7 +17,7 @@ from ortflow.workflow.optim.gradient import gradient_graph, queued_gradient_grap
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import guarded
 from ortflow.workflow.optim.segments import segments_of
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 

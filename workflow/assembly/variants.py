@@ -19,7 +19,7 @@ from ortflow.workflow.graph.stages.node_costs import NodeCosts
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.parallel.division import Division
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 

@@ -16,10 +16,10 @@ from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, mark
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import PAGE, BufferSpec, file_layout
 from ortflow.workflow.checkpoint.verify import verify
-from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.disk_space import RECORDS, OutOfDisk, is_full, out_of_disk
 
 
 class SaveFailed(OrtflowError):
@@ -59,7 +59,7 @@ def commit(
     """Write the manifest of all ranks' files (`records`, by rank) and commit them as the checkpoint of `step`.
 
     A complete checkpoint of the same step is replaced, a damaged one renamed. `progress` is plain JSON data,
-    `environment` the result of `ortflow.workflow.environment`,
+    `environment` the result of `ortflow.workflow.run.recorded_environment`,
     `run` the record of an `Identity`.
     Raises SaveFailed, with the temporary files removed.
     """

@@ -16,8 +16,8 @@ from typing import Any
 
 from ortflow.workflow.checkpoint.store import LOCK
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular, read_whole
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.files import open_regular, read_whole
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """Errors of a file system without locks, as on some parallel file systems."""

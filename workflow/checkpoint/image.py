@@ -18,7 +18,7 @@ import numpy as np
 
 from ortflow.workflow.checkpoint.tensors import PAGE, FileLayout
 from ortflow.workflow.device.copying import Copying
-from ortflow.workflow.threads import start_or_call
+from ortflow.workflow.system.threads import start_or_call
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer

@@ -42,7 +42,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checkpoint's description; `progress` is what `ortflow.workflow.progress` makes of it."""
+    """A checkpoint's description; `progress` is what `ortflow.workflow.run.progress` makes of it."""
 
     step: int
     world_size: int
@@ -52,7 +52,7 @@ class Manifest:
     files: tuple[FileRecord, ...]
     time: float
     environment: Mapping[str, str] = field(default_factory=dict)
-    """The environment, see `ortflow.workflow.environment`. Empty for checkpoints of earlier versions."""
+    """The environment, see `ortflow.workflow.run.recorded_environment`. Empty for checkpoints of earlier versions."""
     run: Mapping[str, str] = field(default_factory=dict)
     """The run that saved it, see `identity`. Empty for checkpoints of earlier versions."""
 

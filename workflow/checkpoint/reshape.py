@@ -23,11 +23,11 @@ from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, 
 from ortflow.workflow.checkpoint.store import MANIFEST, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import ITEM_SIZES, file_layout, file_name, header_of
 from ortflow.workflow.checkpoint.verify import CHUNK, read_manifest, verify
-from ortflow.workflow.disk_space import OutOfDisk, has_room, is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.files import open_regular
 from ortflow.workflow.layout import share
-from ortflow.workflow.rundir import replacing
+from ortflow.workflow.run.rundir import replacing
+from ortflow.workflow.system.disk_space import OutOfDisk, has_room, is_full, out_of_disk
+from ortflow.workflow.system.files import open_regular
 
 PARAMETERS = "parameters"
 """The buffer whose elements the index describes."""

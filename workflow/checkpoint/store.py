@@ -15,13 +15,13 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
-from ortflow.workflow import own_files
 from ortflow.workflow.checkpoint.manifest import format_of
 from ortflow.workflow.checkpoint.program import FORMAT, decode_program
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.location import Location
-from ortflow.workflow.rundir import sync_directory, write_atomically
+from ortflow.workflow.run.location import Location
+from ortflow.workflow.run.rundir import sync_directory, write_atomically
+from ortflow.workflow.system import own_files
+from ortflow.workflow.system.files import read_whole
 
 MARKER = "COMMITTED"
 MANIFEST = "manifest.json"

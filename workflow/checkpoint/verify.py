@@ -19,9 +19,9 @@ from ortflow.workflow.checkpoint.program import ProgramManifest, decode_program
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import file_layout, file_name
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular, read_whole
-from ortflow.workflow.progress import Progress
-from ortflow.workflow.threads import map_in_threads
+from ortflow.workflow.run.progress import Progress
+from ortflow.workflow.system.files import open_regular, read_whole
+from ortflow.workflow.system.threads import map_in_threads
 
 CHUNK = 4 << 20
 """Bytes read and hashed at a time."""

@@ -26,7 +26,7 @@ from ortflow.workflow.checkpoint.manifest import FileRecord, finished
 from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout, file_name
 from ortflow.workflow.device.copying import Copying
-from ortflow.workflow.disk_space import is_full
+from ortflow.workflow.system.disk_space import is_full
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer

@@ -15,8 +15,8 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ortflow.workflow.cache_folders import cache_folders
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.cache_folders import cache_folders
 
 PURPOSE = "algorithms"
 MARGIN = 0.02

@@ -7,8 +7,8 @@ import hashlib
 import shlex
 from pathlib import Path
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.kernels.library import compile_to, compilers, no_library
+from ortflow.workflow.system.cache_folders import cache_folders
 
 _SOURCE = Path(__file__).parent / "operators.c"
 _HEADERS = Path(__file__).parent.parent / "kernels"

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.device.libraries import major, preload
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.cache_folders import cache_folders
 
 EXACT = ("--fmad=false",)
 """Without fused multiply-add, an elementwise kernel is bit-identical to ONNX Runtime's kernels run one by one."""

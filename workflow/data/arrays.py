@@ -21,7 +21,7 @@ from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.source_formats import way_to_a_set
 from ortflow.workflow.data.write import BATCH_BYTES, check_storable
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
+from ortflow.workflow.system.files import open_regular
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,

@@ -15,10 +15,10 @@ import numpy as np
 from typing_extensions import assert_never
 
 from ortflow.workflow.data.ahead import ReadAhead
+from ortflow.workflow.data.epoch_positions import LastBatch, Plan, Position, Step
 from ortflow.workflow.data.feed import Feed, collate
 from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.data.order import Indices, SampleOrder
-from ortflow.workflow.data.plan import LastBatch, Plan, Position, Step
 from ortflow.workflow.data.samples import Epochs, Samples
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.errors import UserError

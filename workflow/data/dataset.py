@@ -30,7 +30,7 @@ from ortflow.workflow.data.schema import (
 )
 from ortflow.workflow.data.source_formats import way_to_a_set
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
+from ortflow.workflow.system.files import open_regular
 
 Indices = npt.NDArray[np.int64]
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.files import read_whole
 
 CLASSES, INPUTS = "classes.json", "inputs.json"
 

@@ -28,12 +28,12 @@ from urllib.parse import unquote
 
 import xxhash
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.cache_lock import held, partial_folder
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph_hashes import hash_of
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.graph_hashes import hash_of
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.spec.locations import without_secrets
+from ortflow.workflow.system.cache_folders import cache_folders
 
 _HTTP = ("http", "https")
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://[^\s'\")<>]+")

@@ -17,7 +17,7 @@ import numpy as np
 from ortflow.workflow.data.schema import Array, Ragged
 from ortflow.workflow.data.write import BATCH_BYTES
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
+from ortflow.workflow.system.files import open_regular
 
 
 def find_files(sources: Sequence[str]) -> list[Path]:

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.samples import Indices
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.rundir import replacing
+from ortflow.workflow.run.rundir import replacing
 from ortflow.workflow.spec.media import TextSection
+from ortflow.workflow.system.cache_folders import cache_folders
+from ortflow.workflow.system.files import read_whole
 
 _VERSION = 2
 _DOCUMENTS = 256

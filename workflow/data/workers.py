@@ -27,8 +27,8 @@ from ortflow.workflow.data.samples import Indices, Samples
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.worker import receive, send
 from ortflow.workflow.errors import OrtflowError, UserError, signal_name
-from ortflow.workflow.module_process import start_module
-from ortflow.workflow.signals import STOP_SIGNALS
+from ortflow.workflow.run.signals import STOP_SIGNALS
+from ortflow.workflow.system.module_process import start_module
 
 _ATTEMPTS = 3
 """Workers that may end while they make the same samples, before that is an error."""

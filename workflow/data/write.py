@@ -29,11 +29,11 @@ from ortflow.workflow.data.schema import (
     value_range,
     view,
 )
-from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.own_files import exchange, foreign_files, is_folder, remove
-from ortflow.workflow.rundir import sync_directory
+from ortflow.workflow.run.rundir import sync_directory
+from ortflow.workflow.system.disk_space import is_full, out_of_disk
+from ortflow.workflow.system.files import open_regular
+from ortflow.workflow.system.own_files import exchange, foreign_files, is_folder, remove
 
 SET_FILES = re.compile(r"((train|eval)/)?shard-\d{5,}\.arrow|(train|eval)\.arrow")
 """File names in the folder of a set, or of a training and an evaluation set."""

@@ -14,8 +14,8 @@ from ortflow.workflow.device.cudart import CudaError, Gpu, Runtime, runtime
 from ortflow.workflow.device.libraries import major, preload
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.runtimes import installed_runtime
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.system.runtimes import installed_runtime
 
 INSTALL = "pip install 'ortflow[cuda]'"
 WHERE = "resources.gpus_per_rank"

@@ -14,7 +14,7 @@ from typing import Any
 
 from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 
 LOSS_SUM = "ortflow.loss_sum"
 """Output, fp32 []: the loss of the micro-batch, summed over everything that counts."""

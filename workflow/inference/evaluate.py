@@ -12,23 +12,23 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.data.ahead import ReadAhead
 from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.check import check_inputs
+from ortflow.workflow.data.epoch_positions import LastBatch
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import MicroBatch
-from ortflow.workflow.data.plan import LastBatch
 from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked, Objective, scratch_run, spec_of_model, spec_of_run, trained_on
 from ortflow.workflow.inference.ranks import in_order
 from ortflow.workflow.inference.samples import opened
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
+from ortflow.workflow.steps.trainers import builder_of
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.evaluator import BatchSums
 from ortflow.workflow.trainer.step import GraphTrainer
-from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.checkpoints import is_averaged, read_checkpoint
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.plan import Plan
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.file.load import load_run_file
@@ -22,6 +21,7 @@ from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.file.wording import problems
 from ortflow.workflow.spec.problem import Problem, dotted
 from ortflow.workflow.spec.run import TrainerRunSpec, trainer_run
+from ortflow.workflow.steps.run_plan import Plan
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,16 @@ import numpy as np
 
 from ortflow.workflow.data.batches import evaluation_batches
 from ortflow.workflow.data.check import check_inputs
+from ortflow.workflow.data.epoch_positions import LastBatch
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits, MicroBatch
-from ortflow.workflow.data.plan import LastBatch
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.inference.models import Asked, scratch_run, trained_on
 from ortflow.workflow.inference.outputs import Rows, writing
 from ortflow.workflow.inference.ranks import in_order
 from ortflow.workflow.inference.samples import Opened, opened, refuse_other_training
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.sessions.failures import SESSION_ERRORS
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.file.load import load_run_file

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import IO, Any, Protocol
 
-from ortflow.workflow.cores import grant_of_this_process
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.module_process import start_module
+from ortflow.workflow.system.cores import grant_of_this_process
+from ortflow.workflow.system.module_process import start_module
 
 _LENGTH = 8
 _ENDED = 10.0

@@ -76,7 +76,7 @@ def find_library() -> Library:
 
 def library_at(level: str) -> Library:
     """The library for one of the processor's levels, compiled if necessary. Never raises; see `find_library`."""
-    from ortflow.workflow.cache_folders import cache_folders  # not at the top: as a program, this file is alone
+    from ortflow.workflow.system.cache_folders import cache_folders  # not at the top: as a program, this file is alone
 
     machine = platform.machine()
     name, purpose = _name(machine, level), f"ortflow's own, for {level}"
@@ -118,7 +118,7 @@ def _name(machine: str, level: str) -> str:
 
 def no_library() -> str:
     """Why there is no compiled library if no compiler failed: there is no folder for it, or no compiler."""
-    from ortflow.workflow.cache_folders import no_cache
+    from ortflow.workflow.system.cache_folders import no_cache
 
     fault = no_cache("kernels")
     if fault is None:
@@ -128,7 +128,7 @@ def no_library() -> str:
 
 def remedy() -> str:
     """What a user does on a machine without a compiled library."""
-    from ortflow.workflow.cache_folders import no_cache
+    from ortflow.workflow.system.cache_folders import no_cache
 
     if no_cache("kernels") is None:
         return "install a C compiler (pip install 'ortflow[kernels]')"

@@ -10,10 +10,10 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from ortflow.workflow.durations import Duration, parse_duration
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.pace import Pace
+from ortflow.workflow.run.durations import Duration, parse_duration
+from ortflow.workflow.run.pace import Pace
 from ortflow.workflow.spec.averages import BUFFER, Ema, Swa
 
 RATE = "average_rate"

@@ -7,8 +7,8 @@ from fractions import Fraction
 
 from typing_extensions import assert_never
 
-from ortflow.workflow.durations import Duration, parse_duration
-from ortflow.workflow.pace import Pace, pace_of_steps
+from ortflow.workflow.run.durations import Duration, parse_duration
+from ortflow.workflow.run.pace import Pace, pace_of_steps
 from ortflow.workflow.spec.schedules import Schedule, SchedulePiece
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.rundir import RunDir, scratch_folder
+from ortflow.workflow.run.rundir import RunDir, scratch_folder
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, TrainerBuilder
 
@@ -53,14 +53,14 @@ def built(spec: TrainerRunSpec) -> Iterator[Built]:
     """
     from ortflow.workflow.assembly.timing import copy_record
     from ortflow.workflow.data.sources import open_training
-    from ortflow.workflow.plan import Plan
-    from ortflow.workflow.progress import Progress
     from ortflow.workflow.ranks import Place
+    from ortflow.workflow.run.progress import Progress
     from ortflow.workflow.steps.configure import prepare
+    from ortflow.workflow.steps.run_plan import Plan
     from ortflow.workflow.steps.shard import Stream
+    from ortflow.workflow.steps.trainers import builder_of
     from ortflow.workflow.trainer import Report
     from ortflow.workflow.trainer.sample_lengths import lengths_of, longest_sequence
-    from ortflow.workflow.trainers import builder_of
 
     if spec.trainer.name != "graph":
         raise UserError(

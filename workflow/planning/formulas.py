@@ -5,8 +5,8 @@ from __future__ import annotations
 from ortflow.workflow.device.prefetch import SLOTS, WORTHWHILE
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import ITEM, OFFLOADED
-from ortflow.workflow.planning.exchange import Exchange
 from ortflow.workflow.planning.holdings import staging_elements
+from ortflow.workflow.planning.receive_buffers import Exchange
 from ortflow.workflow.spec.run import TrainerRunSpec
 
 BUS = (25, 50)

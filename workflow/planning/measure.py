@@ -6,13 +6,13 @@ import time
 from dataclasses import replace
 
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.cores import cores_per_rank
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.planning.built import Built
 from ortflow.workflow.planning.rates import Link, Rates
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.steps.trainers import builder_of
+from ortflow.workflow.system.cores import cores_per_rank
 from ortflow.workflow.trainer import Report
-from ortflow.workflow.trainers import builder_of
 
 REPEATS = 3
 """Steps of each kind that are timed, after one that is not; the fastest counts."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ortflow.workflow.graph.memory.plan import Peak
+from ortflow.workflow.graph.memory.peak_memory import Peak
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import ON_HOST, of_device
 from ortflow.workflow.parallel.division import Division

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ortflow.workflow.graph.memory.arena import Arena
-from ortflow.workflow.graph.memory.plan import Event, Peak
+from ortflow.workflow.graph.memory.peak_memory import Event, Peak
 from ortflow.workflow.parallel.schedule import Action
 
 AHEAD = 2

@@ -13,13 +13,19 @@ from typing import Any
 from ortflow.workflow.assembly.timing import Timing
 from ortflow.workflow.assembly.variants import Variants
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.forecast import activations, exchange_in, has_kernels, messages_of, shards_of, training_work
-from ortflow.workflow.graph.memory.plan import Peak
+from ortflow.workflow.graph.memory.peak_memory import Peak
 from ortflow.workflow.graph.shards.graphs import Sharded
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.parallel.division import Division, folder_of
-from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.planning.built import Built, built
+from ortflow.workflow.planning.forecast import (
+    activations,
+    exchange_in,
+    has_kernels,
+    messages_of,
+    shards_of,
+    training_work,
+)
 from ortflow.workflow.planning.layout import CHUNKS, Layout, layouts, refusal, section, under
 from ortflow.workflow.planning.measure import threads_of
 from ortflow.workflow.planning.passes import StagePasses, Work, stage_passes
@@ -29,6 +35,7 @@ from ortflow.workflow.planning.rates import Rates
 from ortflow.workflow.planning.replay import Replayed
 from ortflow.workflow.planning.seconds import StepTime, step_time
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.steps.run_plan import Plan, resolve
 
 
 @dataclass(frozen=True)

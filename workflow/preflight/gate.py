@@ -9,12 +9,12 @@ from types import MappingProxyType
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Device
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.preflight.judge import slow_nodes
 from ortflow.workflow.preflight.links import best_links, link_rates, sum_rate
 from ortflow.workflow.preflight.measure import own_figures
 from ortflow.workflow.preflight.report import ROUNDS, SlowNodes, best_of, conclude, of_nodes
 from ortflow.workflow.ranks import Place, node_of
+from ortflow.workflow.run.events import EventLog
 
 
 def gate(ranks: Communicator, device: Device, place: Place, cores: int, events: EventLog) -> None:

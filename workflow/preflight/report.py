@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.preflight.judge import sentence, slow_nodes, summary
+from ortflow.workflow.run.events import EventLog
 
 EVENT = "preflight"
 

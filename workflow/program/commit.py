@@ -18,10 +18,10 @@ from ortflow.workflow.checkpoint.program import ProgramManifest
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER
 from ortflow.workflow.checkpoint.verify import hash_file, verify
-from ortflow.workflow.disk_space import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk
 from ortflow.workflow.program.channel import Message
-from ortflow.workflow.rundir import write_atomically
-from ortflow.workflow.threads import start_or_call
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.disk_space import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk
+from ortflow.workflow.system.threads import start_or_call
 
 if TYPE_CHECKING:
     from ortflow.workflow.program.context import ProgramContext

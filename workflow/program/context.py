@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, Preempted
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.fence import Fence, Open
-from ortflow.workflow.location import Location
 from ortflow.workflow.program.channel import Peer
 from ortflow.workflow.program.endings import Ending
 from ortflow.workflow.program.variables import World
-from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.fence import Fence, Open
+from ortflow.workflow.run.location import Location
+from ortflow.workflow.run.progress import Progress
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.spec.run import ProgramRunSpec
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 if TYPE_CHECKING:
-    from ortflow.workflow.engine import Engine
     from ortflow.workflow.program.record import Record
     from ortflow.workflow.program.report import Report
+    from ortflow.workflow.run.engine import Engine
 
 
 @dataclass

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from ortflow.workflow.profile import folder_of
 from ortflow.workflow.program.channel import Message
 from ortflow.workflow.program.context import ProgramContext
 from ortflow.workflow.program.serve import Client, Server
+from ortflow.workflow.run.profile_records import folder_of
 from ortflow.workflow.steps.save_period import save_period
 
 

@@ -14,9 +14,6 @@ import time
 from collections import deque
 
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
-from ortflow.workflow.events import warn
-from ortflow.workflow.hang import SHARE
-from ortflow.workflow.oom import oom_kills
 from ortflow.workflow.program.channel import Lost, Message
 from ortflow.workflow.program.child import Child
 from ortflow.workflow.program.commit import Hashing
@@ -30,7 +27,10 @@ from ortflow.workflow.program.output import Output
 from ortflow.workflow.program.serve import Server
 from ortflow.workflow.program.stacks import write_stacks
 from ortflow.workflow.program.usage import FIRST, PERIOD, ProgramUsage
-from ortflow.workflow.threads import start_or_call
+from ortflow.workflow.run.events import warn
+from ortflow.workflow.run.hang import SHARE
+from ortflow.workflow.system.oom import oom_kills
+from ortflow.workflow.system.threads import start_or_call
 
 TICK = 0.03
 """Longest wait between two looks at the program and the flag of requests, in seconds."""

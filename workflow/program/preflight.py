@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 
 from ortflow.workflow.errors import CommunicationError
-from ortflow.workflow.events import EventLog
 from ortflow.workflow.preflight.judge import slow_nodes
 from ortflow.workflow.preflight.measure import own_figures
 from ortflow.workflow.preflight.report import ROUNDS, SlowNodes, best_of, conclude, of_nodes
 from ortflow.workflow.program.channel import Lost, Peer
 from ortflow.workflow.ranks import Place, node_of
+from ortflow.workflow.run.events import EventLog
 
 SECONDS = 60.0
 """Longest wait for an answer."""

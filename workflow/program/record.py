@@ -16,9 +16,9 @@ from pathlib import Path
 
 import xxhash
 
-from ortflow.workflow.rundir import RunDir, write_atomically
-from ortflow.workflow.runtimes import installed_version
+from ortflow.workflow.run.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.program import ProgramSection
+from ortflow.workflow.system.runtimes import installed_version
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "numpy", "transformers", "lightning", "accelerate", "deepspeed", "horovod")
 GIT_SECONDS = 5.0

@@ -18,13 +18,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from ortflow.workflow.cores import Grant, cores_of, grant_of_this_process
 from ortflow.workflow.errors import CommunicationError, OrtflowError
-from ortflow.workflow.files import read_whole
 from ortflow.workflow.program.channel import Lost, Message, Peer
 from ortflow.workflow.program.variables import World
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.system.cores import Grant, cores_of, grant_of_this_process
+from ortflow.workflow.system.files import read_whole
 
 SECONDS = 600.0
 """Seconds in which all ranks must have found each other: nodes may start at different times."""

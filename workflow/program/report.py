@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.events import EventLog, warn
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.run.events import EventLog, warn
+from ortflow.workflow.run.rundir import RunDir, write_atomically
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.system.files import read_whole
 
 if TYPE_CHECKING:
-    from ortflow.workflow.scalars import ScalarLog
+    from ortflow.workflow.run.tensorboard_scalars import ScalarLog
 
 FLOATS = ("loss", "lr", "grad_norm")
 COUNTS = ("samples", "tokens", "epoch")
@@ -44,7 +44,7 @@ class Report:
         if folder is None:
             return
         try:
-            from ortflow.workflow.scalars import ScalarLog
+            from ortflow.workflow.run.tensorboard_scalars import ScalarLog
 
             self._scalars = ScalarLog(folder, purge=self._purge)
         except ImportError:

@@ -16,10 +16,10 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from ortflow.workflow.hang import PROGRAM_STACKS
 from ortflow.workflow.program.child import own_processes
 from ortflow.workflow.program.serve import Client
-from ortflow.workflow.threads import start_or_call
+from ortflow.workflow.run.hang import PROGRAM_STACKS
+from ortflow.workflow.system.threads import start_or_call
 
 SECONDS = 15.0
 """Longest time of py-spy. It waits for a program that is stopped."""

@@ -18,8 +18,6 @@ from ortflow.workflow.checkpoint.identity import Identity
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.verify import verify
-from ortflow.workflow.disk_space import RECORDS, OutOfDisk, has_room
-from ortflow.workflow.engine import Step
 from ortflow.workflow.errors import (
     EXIT_DONE,
     EXIT_PREEMPTED,
@@ -29,8 +27,6 @@ from ortflow.workflow.errors import (
     Preempted,
     UserError,
 )
-from ortflow.workflow.events import warn
-from ortflow.workflow.profile import attempts
 from ortflow.workflow.program.channel import Lost
 from ortflow.workflow.program.child import Child
 from ortflow.workflow.program.command import PACKAGES, command_of, node_command
@@ -43,9 +39,13 @@ from ortflow.workflow.program.report import Report, read_plan, write_plan
 from ortflow.workflow.program.serve import Server
 from ortflow.workflow.program.source import check_source
 from ortflow.workflow.program.variables import environment_of, for_launcher, start_variables
+from ortflow.workflow.run.engine import Step
+from ortflow.workflow.run.events import warn
+from ortflow.workflow.run.profile_records import attempts
 from ortflow.workflow.spec.program import ProgramSection
 from ortflow.workflow.steps.identity import identity_of, take_folder
-from ortflow.workflow.threads import start_or_call
+from ortflow.workflow.system.disk_space import RECORDS, OutOfDisk, has_room
+from ortflow.workflow.system.threads import start_or_call
 
 
 def configure(context: ProgramContext) -> None:

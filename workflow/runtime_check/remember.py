@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ortflow import __version__
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.rundir import write_atomically
-from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.sessions.settings import Outcome, Settings
+from ortflow.workflow.system.cache_folders import cache_folders
+from ortflow.workflow.system.runtimes import installed_runtime
 
 VERSION = 1
 """Version of the table and of the normal form of graphs; a change makes every machine be checked again."""

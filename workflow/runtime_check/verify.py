@@ -12,10 +12,10 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.runtime_check import images, places, products, recurrent, rows
 from ortflow.workflow.runtime_check.behaviour import BEHAVIOURS, Behaviour
 from ortflow.workflow.runtime_check.case import Case
-from ortflow.workflow.runtimes import installed_runtime
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.sessions.settings import DEFAULTS, Outcome, Settings
+from ortflow.workflow.system.runtimes import installed_runtime
 
 THREADS = 2
 """Threads of each session, so that errors between threads are detected."""

@@ -10,7 +10,7 @@ import numpy as np
 from onnx import TensorProto, helper
 
 from ortflow.workflow.kernels.graph import with_kernels
-from ortflow.workflow.recording import Limits
+from ortflow.workflow.run.operator_records import Limits
 from ortflow.workflow.sessions.binding import Binding
 
 if TYPE_CHECKING:

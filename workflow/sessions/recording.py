@@ -16,7 +16,7 @@ from typing import Any
 
 from ortflow.workflow.graph.ir.modules import module_of, modules_in
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.recording import RUN, Limits, Node
+from ortflow.workflow.run.operator_records import RUN, Limits, Node
 from ortflow.workflow.sessions.flops import flops_of
 
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})

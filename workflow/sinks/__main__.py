@@ -15,8 +15,7 @@ from typing import Any, get_args
 
 import xxhash
 
-from ortflow.workflow.files import lines_of
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.sinks.delivery import Delivery
 from ortflow.workflow.sinks.following import Following
 from ortflow.workflow.sinks.kinds import maker_of, name_of
@@ -25,6 +24,7 @@ from ortflow.workflow.sinks.protocol import Run, State
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.locations import without_secrets
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.system.files import lines_of
 
 PRIVATE: dict[str, Any] = {"backends": True, "monitor": {"notify", "sinks"}, "program": {"env"}, "run_dir": True}
 """Keys of the run file that stay here: addresses, and environments that may contain secrets."""

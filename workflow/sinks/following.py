@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.record import EVENTS, parse
+from ortflow.workflow.run.record import EVENTS, parse
 
 
 class Following:

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from ortflow.workflow.errors import EXIT_DONE, Preempted
-from ortflow.workflow.events import EventLog, warn
-from ortflow.workflow.module_process import start_module
 from ortflow.workflow.program.child import own_processes
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.events import EventLog, warn
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.sinks.kinds import check_packages
 from ortflow.workflow.sinks.protocol import State
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.system.module_process import start_module
 
 STATES: Mapping[int, State] = {EXIT_DONE: "finished", Preempted.exit_code: "preempted"}
 START = 2.0

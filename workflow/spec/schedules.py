@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.durations import parse_duration
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.run.durations import parse_duration
 from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section, Text, no_items
 
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ortflow.workflow.data.batches import StepBatch
-from ortflow.workflow.progress import dropout_seed
+from ortflow.workflow.run.progress import dropout_seed
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer_protocol.capabilities import BeginningEarly
 

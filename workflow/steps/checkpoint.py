@@ -20,7 +20,14 @@ from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.device.copying import Copying
-from ortflow.workflow.disk_space import (
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.memory import KEPT
+from ortflow.workflow.steps.best import best_of
+from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.identity import take_folder
+from ortflow.workflow.steps.resume import resume
+from ortflow.workflow.steps.save_period import save_period
+from ortflow.workflow.system.disk_space import (
     POLL_PERIOD,
     RECORDS,
     Notice,
@@ -30,15 +37,8 @@ from ortflow.workflow.disk_space import (
     is_full,
     too_large,
 )
-from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.host_memory import available
-from ortflow.workflow.memory import KEPT
-from ortflow.workflow.steps.best import best_of
-from ortflow.workflow.steps.context import Context
-from ortflow.workflow.steps.identity import take_folder
-from ortflow.workflow.steps.resume import resume
-from ortflow.workflow.steps.save_period import save_period
-from ortflow.workflow.threads import start_or_call
+from ortflow.workflow.system.host_memory import available
+from ortflow.workflow.system.threads import start_or_call
 from ortflow.workflow.trainer_protocol.capabilities import CopyingState, DeviceState, StoringNumbers
 
 CONTROL_VALUES = 3

@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.events import warn
-from ortflow.workflow.plan import Plan, resolve
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.events import warn
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.checks.check import RESERVED
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import identity_of
 from ortflow.workflow.steps.input_files import input_hashes, refuse_other_files
+from ortflow.workflow.steps.run_plan import Plan, resolve
+from ortflow.workflow.steps.trainers import builder_of
 from ortflow.workflow.trainer import Prepared, Report
-from ortflow.workflow.trainers import builder_of
 
 if TYPE_CHECKING:
     from ortflow.workflow.trainer import TrainerBuilder

@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.comm import Communicator, first_of
 from ortflow.workflow.errors import OrtflowError, Preempted
-from ortflow.workflow.events import EventLog
-from ortflow.workflow.fence import Fence, Open
-from ortflow.workflow.location import Location
-from ortflow.workflow.plan import Plan
-from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.run.events import EventLog
+from ortflow.workflow.run.fence import Fence, Open
+from ortflow.workflow.run.location import Location
+from ortflow.workflow.run.progress import Progress
+from ortflow.workflow.run.rundir import RunDir
+from ortflow.workflow.run.signals import StopFlag
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.steps.run_plan import Plan
+from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.trainer import Trainer, TrainerBuilder
 
 if TYPE_CHECKING:
-    from ortflow.workflow.engine import Engine
-    from ortflow.workflow.lead import Lead
+    from ortflow.workflow.run.engine import Engine
+    from ortflow.workflow.run.lead import Lead
     from ortflow.workflow.steps.checkpoint import Saver
     from ortflow.workflow.steps.monitor import Monitor
     from ortflow.workflow.steps.shard import Stream

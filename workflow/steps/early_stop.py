@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.metrics import MetricSection, higher_is_better
 from ortflow.workflow.spec.run import Best

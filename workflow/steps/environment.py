@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from ortflow.workflow.checkpoint.manifest import Manifest
-from ortflow.workflow.environment import breaking, differences, merged
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.run.recorded_environment import breaking, differences, merged
 from ortflow.workflow.steps.context import Context
 
 

@@ -23,14 +23,12 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.data.locations import are_there
 from ortflow.workflow.data.notes import write_notes
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.graph_hashes import damage
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.plan import Plan
-from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.graph_hashes import damage
+from ortflow.workflow.run.progress import Progress
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.metrics import METRICS, higher_is_better
@@ -39,10 +37,12 @@ from ortflow.workflow.steps.best import best_of, best_path
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.identity import COPIED, recorded_identity, refuse_other_runs
+from ortflow.workflow.steps.run_plan import Plan
 from ortflow.workflow.steps.shard import Stream
+from ortflow.workflow.steps.trainers import builder_of
+from ortflow.workflow.system.disk_space import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.trainer import MicroBatch, Report, Scoring, TrainerBuilder
 from ortflow.workflow.trainer_protocol.capabilities import Lending, Releasing, check_capabilities, exchange_average
-from ortflow.workflow.trainers import builder_of
 from ortflow.workflow.weights.kept import FILE, RECORD
 from ortflow.workflow.weights.variants import Judge, Variant, kinds_of, write_variants
 

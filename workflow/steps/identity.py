@@ -17,12 +17,12 @@ from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.verify import read_any
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import lines_of
-from ortflow.workflow.graph_hashes import hash_of
-from ortflow.workflow.plan import Plan
-from ortflow.workflow.record import ATTEMPTS, parse
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.graph_hashes import hash_of
+from ortflow.workflow.run.record import ATTEMPTS, parse
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.steps.run_plan import Plan
+from ortflow.workflow.system.files import lines_of
 
 ELSEWHERE = "give this run a folder of its own (checkpoint.directory), or move these checkpoints elsewhere"
 COPIED = "move it elsewhere; to continue a copy of a run, copy its whole run directory"

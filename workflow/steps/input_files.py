@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph_hashes import hash_of
+from ortflow.workflow.run.graph_hashes import hash_of
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.file.paths import START, numbered, own_inputs, value_at
 from ortflow.workflow.spec.locations import url_of

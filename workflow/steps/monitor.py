@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ortflow.workflow.events import warn
 from ortflow.workflow.memory import peak, resident, with_peak
 from ortflow.workflow.parallel.timeline import bubble_by_formula
-from ortflow.workflow.scalars import ScalarLog
+from ortflow.workflow.run.events import warn
+from ortflow.workflow.run.tensorboard_scalars import ScalarLog
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.save_period import save_message
 from ortflow.workflow.trainer import EvaluationOutcome, StepOutcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.engine import Step
+from ortflow.workflow.run.engine import Step
 from ortflow.workflow.steps.checkpoint import checkpoint
 from ortflow.workflow.steps.configure import configure
 from ortflow.workflow.steps.context import Context

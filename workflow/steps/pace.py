@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.durations import parse_duration
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.optim.average import average_rate
 from ortflow.workflow.optim.schedule import learning_rate
-from ortflow.workflow.pace import Pace, pace_of_run
-from ortflow.workflow.plan import Plan
+from ortflow.workflow.run.durations import parse_duration
+from ortflow.workflow.run.pace import Pace, pace_of_run
 from ortflow.workflow.spec.schedules import units
 from ortflow.workflow.spec.train import TrainSection
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.run_plan import Plan
 
 
 def pace_of(context: Context) -> Pace:

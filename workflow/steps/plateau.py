@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.spec.metrics import MetricSection, higher_is_better
 from ortflow.workflow.spec.schedules import Schedule
 

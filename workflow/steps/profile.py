@@ -13,10 +13,10 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ortflow.workflow import profile
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.mpi_errors import CallTime
-from ortflow.workflow.recording import RUN, Limits, Node, Recording
+from ortflow.workflow.run import profile_records as profile
+from ortflow.workflow.run.operator_records import RUN, Limits, Node, Recording
 from ortflow.workflow.spec.profile import ProfileWindow
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer_protocol.capabilities import Profiling

@@ -6,7 +6,7 @@ from ortflow.workflow.checkpoint.load import load, newest_matching, window_for
 from ortflow.workflow.checkpoint.manifest import Damaged, Manifest
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.progress import Progress
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.environment import check_environment
 from ortflow.workflow.trainer_protocol.capabilities import CopyingState, StoringNumbers

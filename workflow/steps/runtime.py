@@ -11,16 +11,16 @@ from typing import Any
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.cores import cores_of, grant_of_this_process
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.choice import open_device
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.lead import wait_for_lead
-from ortflow.workflow.plan import Plan
 from ortflow.workflow.preflight.gate import gate
 from ortflow.workflow.ranks import Place
+from ortflow.workflow.run.lead import wait_for_lead
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.run_plan import Plan
+from ortflow.workflow.system.cores import cores_of, grant_of_this_process
 from ortflow.workflow.trainer_protocol.capabilities import Measuring, check_capabilities
 
 

@@ -7,15 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ortflow.workflow.cores import cores_per_rank
 from ortflow.workflow.data.ahead import WORTHWHILE_SECONDS, ReadAhead
 from ortflow.workflow.data.augmented import augmented, like_training
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.digest import digest_of
+from ortflow.workflow.data.epoch_positions import Position
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
-from ortflow.workflow.data.plan import Position
 from ortflow.workflow.data.pooled import pooled
 from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.data.scan import first_not_finite
@@ -23,14 +22,15 @@ from ortflow.workflow.data.sources import open_evaluation, open_other, open_trai
 from ortflow.workflow.data.vocabulary import transforms_of
 from ortflow.workflow.data.workers import Workers
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.plan import Plan
-from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
+from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.spec.data import DataSection, DataSet, EvalSet
 from ortflow.workflow.spec.locations import url_of
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.run_plan import Plan
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
+from ortflow.workflow.system.cores import cores_per_rank
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer_protocol.capabilities import Prefetching, Releasing
 

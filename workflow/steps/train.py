@@ -13,7 +13,7 @@ from itertools import takewhile
 
 from ortflow.workflow.comm import first_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.plan import total_steps
+from ortflow.workflow.run.strike import strike_of
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.train import EarlyStop
 from ortflow.workflow.steps.ahead import Ahead
@@ -30,8 +30,8 @@ from ortflow.workflow.steps.not_finite import (
 from ortflow.workflow.steps.pace import average_of, check_units, pace_of, rate_of
 from ortflow.workflow.steps.plateau import judge_plateau
 from ortflow.workflow.steps.profile import profiler_of
+from ortflow.workflow.steps.run_plan import total_steps
 from ortflow.workflow.steps.usable import check_usable
-from ortflow.workflow.strike import strike_of
 from ortflow.workflow.trainer import EvaluationOutcome
 from ortflow.workflow.trainer_protocol.capabilities import Paced, exchange_average
 

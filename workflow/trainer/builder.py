@@ -1,7 +1,7 @@
 """The builder of the trainer `graph`: checks the runtime, makes the graphs of a run, and opens sessions over them.
 
-Named by `ortflow.workflow.trainers`. A restart keeps the graphs of the previous attempt if nothing they were made from
-has changed.
+Named by `ortflow.workflow.steps.trainers`. A restart keeps the graphs of the previous attempt if nothing they were made
+from has changed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from ortflow.workflow.device import Device
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.graph_hashes import damage, hashes_of
 from ortflow.workflow.layout import TRAINED
 from ortflow.workflow.parallel.division import folder_of
 from ortflow.workflow.parallel.stage import StageSet
+from ortflow.workflow.run.graph_hashes import damage, hashes_of
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.losses import ClassLoss, Divergence, TargetLoss

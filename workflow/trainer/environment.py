@@ -7,13 +7,13 @@ from pathlib import Path
 
 import xxhash
 
-from ortflow.workflow.environment import ASKED
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kernels.library import levels, library_for, source_key
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.run.recorded_environment import ASKED
 from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.system.runtimes import installed_runtime
 
 
 def environment_of(graphs: GraphSet, kernels: str, sessions: Sessions) -> dict[str, str]:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device.cpu import HostBuffer
-from ortflow.workflow.progress import evaluation_seed
+from ortflow.workflow.run.progress import evaluation_seed
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 from ortflow.workflow.trainer.buffers import TAIL
 from ortflow.workflow.trainer.context import StepContext

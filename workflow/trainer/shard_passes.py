@@ -2,8 +2,8 @@
 
 Like moments and gradients, the trained parameters are stored only as each rank's `layout.share`. Graphs fetch the
 parameters of a layer when they need them (`graph/shards`), and ONNX Runtime frees them after their last reader. They
-reduce gradients to the ranks that update them. An exchange does so: `exchange` on CPUs, `queued_exchange` on GPUs,
-where a pass is captured as a CUDA graph with all that it exchanges.
+reduce gradients to the ranks that update them. An exchange does so: `shard_exchange` on CPUs, `queued_exchange` on
+GPUs, where a pass is captured as a CUDA graph with all that it exchanges.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import onnx
 
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.shards.exchange import TOKEN
+from ortflow.workflow.graph.shards.fetch_nodes import TOKEN
 from ortflow.workflow.graph.shards.graphs import sharded
 from ortflow.workflow.graph.shards.program import Program
 from ortflow.workflow.kernels.library import remedy
@@ -28,9 +28,9 @@ from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.exchange import Exchange
 from ortflow.workflow.trainer.graph_binder import GraphBinder, feed_training
 from ortflow.workflow.trainer.passes import OneGraph
+from ortflow.workflow.trainer.shard_exchange import Exchange
 from ortflow.workflow.trainer.sharded_parameters import ShardedParameters
 from ortflow.workflow.trainer.work import Repetition, Work
 

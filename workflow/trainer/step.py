@@ -18,11 +18,11 @@ from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.device.shard import Shard
-from ortflow.workflow.environment import LAYOUT
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.memory import buffers, trim
-from ortflow.workflow.pace import Pace
-from ortflow.workflow.recording import Recording
+from ortflow.workflow.run.operator_records import Recording
+from ortflow.workflow.run.pace import Pace
+from ortflow.workflow.run.recorded_environment import LAYOUT
 from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome, Trainer
 from ortflow.workflow.trainer.averaged import exchange

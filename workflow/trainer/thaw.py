@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.durations import parse_duration
-from ortflow.workflow.pace import Pace
+from ortflow.workflow.run.durations import parse_duration
+from ortflow.workflow.run.pace import Pace
 from ortflow.workflow.spec.train import TrainSection
 
 _KEY = "frozen_updates"

@@ -60,7 +60,7 @@ class Prepared:
     fingerprint: str = ""
     """Hash of all inputs of `prepare`, compared by the next `prepare`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Hash of each file in the folder, by name, as `ortflow.workflow.graph_hashes.hashes_of` returns them. If a
+    """Hash of each file in the folder, by name, as `ortflow.workflow.run.graph_hashes.hashes_of` returns them. If a
     file has changed, an export of a checkpoint calls `prepare` again.
     """
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.device.copying import Copying
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.pace import Pace
+from ortflow.workflow.run.pace import Pace
 
 if TYPE_CHECKING:
-    from ortflow.workflow.recording import Recording
+    from ortflow.workflow.run.operator_records import Recording
     from ortflow.workflow.spec.run import TrainerRunSpec
     from ortflow.workflow.trainer_protocol.trainer import Trainer
 

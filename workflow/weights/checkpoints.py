@@ -11,7 +11,7 @@ from ortflow.workflow.checkpoint.manifest import Damaged, Manifest
 from ortflow.workflow.checkpoint.store import MANIFEST, DirectoryStore
 from ortflow.workflow.checkpoint.verify import read_manifest
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.averages import BUFFER
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved

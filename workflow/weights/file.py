@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.rundir import replacing
+from ortflow.workflow.run.rundir import replacing
+from ortflow.workflow.system.files import open_regular
 from ortflow.workflow.weights.table import STORED, Array
 
 LONGEST_HEADER = 100_000_000

@@ -14,8 +14,8 @@ import numpy as np
 
 from ortflow.workflow.checkpoint.store import MANIFEST, DirectoryStore
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import read_whole
-from ortflow.workflow.graph_hashes import hash_of
+from ortflow.workflow.run.graph_hashes import hash_of
+from ortflow.workflow.system.files import read_whole
 from ortflow.workflow.weights.checkpoints import is_averaged, read_checkpoint, store_at
 from ortflow.workflow.weights.file import Stored, read_file
 from ortflow.workflow.weights.pickled import read_pickled

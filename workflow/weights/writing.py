@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import replacing
+from ortflow.workflow.run.rundir import replacing
 from ortflow.workflow.weights.file import read_file, write_file
 from ortflow.workflow.weights.table import Array, Entry, as_dtype
 

@@ -77,7 +77,7 @@ def check_precisely() -> None:
 
 
 def install() -> None:
-    from ortflow.workflow.events import EventLog
+    from ortflow.workflow.run.events import EventLog
 
     whole = EventLog.write
     rank = int(os.environ.get("PMI_RANK") or os.environ["PMIX_RANK"])  # MPICH, Open MPI

@@ -26,11 +26,11 @@ from flat import FlatRun
 from torch import nn
 
 import ortflow
-from ortflow.export_reference import by_default
+from ortflow.exporter.reference import by_default
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.optimizers import Adam
 from ortflow.workflow.steps.export_weights import export_weights
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.samples import Indices, Reading, part_of
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources import class_folders
@@ -24,9 +23,10 @@ from ortflow.workflow.data.sources.class_folders import Kind, files_of_kind
 from ortflow.workflow.data.sources.images import Blobs, SelectedBlobs, renumbered
 from ortflow.workflow.data.sources.sound_files import ENDS, decode, header_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.media import AudioSection
+from ortflow.workflow.system.cache_folders import cache_folders
 
 AUDIO = "audio"
 KIND = Kind("an audio file", "audio files", ENDS)

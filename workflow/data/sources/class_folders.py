@@ -19,7 +19,7 @@ from ortflow.workflow.data.remote import version_of
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.sources.images import LABEL, Blobs, JoinedBlobs
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
+from ortflow.workflow.system.files import open_regular
 
 TABLE = "labels.csv"
 

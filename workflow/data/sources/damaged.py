@@ -18,12 +18,12 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.cache_lock import held
 from ortflow.workflow.data.samples import Indices, Reading
 from ortflow.workflow.data.sources.images import Blobs
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.cache_folders import cache_folders
 
 _LISTED = 20
 """Files that an error lists."""

@@ -24,8 +24,8 @@ from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.data.sources.token_files import TokenArray, token_windows
 from ortflow.workflow.data.write import check_storable
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
 from ortflow.workflow.spec.data import DataSet
+from ortflow.workflow.system.files import open_regular
 
 LARGEST_DECODED = 1 << 30
 """Bytes of compressed arrays that a rank holds in memory."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
+from ortflow.workflow.system.files import open_regular
 
 WAV = (".wav", ".wave")
 COMPRESSED = (".flac", ".ogg", ".oga")

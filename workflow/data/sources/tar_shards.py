@@ -19,15 +19,15 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.remote import version_of
 from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.images import LABEL, Images
 from ortflow.workflow.data.sources.pictures import ENDS
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.spec.data import DataSet
+from ortflow.workflow.system.cache_folders import cache_folders
+from ortflow.workflow.system.files import open_regular
 
 VERSION = 1
 _ENDS_BYTES = 1 << 16

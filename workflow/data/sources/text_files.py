@@ -17,10 +17,10 @@ from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.data.tokenised import tokens_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.graph_hashes import hash_of
+from ortflow.workflow.run.graph_hashes import hash_of
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.media import TextSection
+from ortflow.workflow.system.files import open_regular
 
 TOKENS = "tokens"
 IGNORED = -100

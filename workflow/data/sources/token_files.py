@@ -12,9 +12,9 @@ from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.sources.folders import files_of, holds
 from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.media import TokensSection
+from ortflow.workflow.system.files import open_regular
 
 TokenArray = MappedArrays
 COLUMN = "tokens"

@@ -20,7 +20,7 @@ from ortflow.workflow.data.tables.files import ARROW, PARQUET
 from ortflow.workflow.data.tables.store import forget, save, saved
 from ortflow.workflow.data.tables.summary import KINDS, Summary, kind_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph_hashes import hash_of
+from ortflow.workflow.run.graph_hashes import hash_of
 
 _ROWS = 1 << 16
 """Rows decoded at a time."""

@@ -19,7 +19,7 @@ from ortflow.workflow.data.tables.samples import Table, TableSamples
 from ortflow.workflow.data.tables.summary import Summary
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.spec.data import DataSet
 
 _MOST_CLASSES = 10

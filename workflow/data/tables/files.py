@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ortflow.workflow.data.schema import UnusableError, column_of
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import read_whole
+from ortflow.workflow.system.files import read_whole
 
 JSON_LINES = (".jsonl", ".ndjson")
 CSV = (".csv", ".tsv", ".tab")

@@ -19,7 +19,7 @@ import xxhash
 from ortflow.workflow.data.tables.parse import Dialect
 from ortflow.workflow.data.tables.records import Places, UnclosedError, blank, line_ends
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
+from ortflow.workflow.system.files import open_regular
 
 PIECE = 16 << 20
 """Bytes read at a time."""

@@ -18,12 +18,12 @@ from typing import Any
 
 import xxhash
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.cache_lock import held, partial_folder
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
-from ortflow.workflow.graph_hashes import hash_of
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.graph_hashes import hash_of
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.cache_folders import cache_folders
+from ortflow.workflow.system.files import open_regular
 
 VERSION = 2
 """Version of an entry and of how kinds are decided; others are built again."""

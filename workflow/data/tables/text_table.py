@@ -21,7 +21,7 @@ from ortflow.workflow.data.tables.scan import Scan, scan, text_kinds
 from ortflow.workflow.data.tables.store import check_unchanged, entry, forget, key_of, save, saved
 from ortflow.workflow.data.tables.summary import Summary
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import open_regular
+from ortflow.workflow.system.files import open_regular
 
 _SCAN_BYTES = 4 << 20
 

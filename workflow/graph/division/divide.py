@@ -9,10 +9,10 @@ import onnx
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division.cut import Cut
+from ortflow.workflow.graph.division.divisible_layers import Layers, Weights, find_layers, names_of, weights_of
+from ortflow.workflow.graph.division.division_plan import Plan
 from ortflow.workflow.graph.division.facts import Facts
-from ortflow.workflow.graph.division.layers import Layers, Weights, find_layers, names_of, weights_of
 from ortflow.workflow.graph.division.named import Named, check_named, named_in
-from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.division.resolve import resolve
 from ortflow.workflow.graph.division.rewrite import Rewrite
 from ortflow.workflow.graph.division.vocabulary import find_vocabulary

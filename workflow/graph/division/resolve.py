@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ortflow.workflow.graph.division.cut import Cut
+from ortflow.workflow.graph.division.division_plan import Plan
 from ortflow.workflow.graph.division.facts import Facts
-from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.ir.edit import attributes_of
 
 _TURNING = frozenset(["Transpose", "Identity", "Cast", "Unsqueeze"])

@@ -9,8 +9,8 @@ import onnx
 from onnx import numpy_helper
 
 from ortflow.workflow.graph.division.cut import Cut
+from ortflow.workflow.graph.division.division_plan import Plan
 from ortflow.workflow.graph.division.facts import Facts
-from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.division.scores import Scores
 from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.graph.ir.collective import Kind, collective, is_collective

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 import onnx
 
+from ortflow.workflow.graph.division.division_plan import Slot
 from ortflow.workflow.graph.division.facts import Facts
-from ortflow.workflow.graph.division.plan import Slot
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.ir.registry import registered_in

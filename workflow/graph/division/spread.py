@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import onnx
 
 from ortflow.workflow.graph.division.cut import Cut, Unsupported
+from ortflow.workflow.graph.division.division_plan import Plan
 from ortflow.workflow.graph.division.facts import Facts
-from ortflow.workflow.graph.division.plan import Plan
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.registry import registered_in
 

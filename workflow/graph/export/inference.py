@@ -20,7 +20,6 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.export.label_sizes import sizes_without_labels
 from ortflow.workflow.graph.export.model_file import ITEM, Shapes, Tensors, Written, refer, write_data, write_model
@@ -31,8 +30,9 @@ from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.objective.modes import evaluation_mode
-from ortflow.workflow.own_files import is_folder, remove
-from ortflow.workflow.rundir import sync_directory
+from ortflow.workflow.run.rundir import sync_directory
+from ortflow.workflow.system.disk_space import RECORDS, OutOfDisk, is_full
+from ortflow.workflow.system.own_files import is_folder, remove
 
 EXTERNAL_BYTES = 1_500_000_000
 """Weights above this size are written to a file beside the model: protobuf is limited to 2 GB."""

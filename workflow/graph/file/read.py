@@ -13,10 +13,10 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.files import read_whole
 from ortflow.workflow.graph.file.external import Stored, check_memory, load_external_data
 from ortflow.workflow.graph.file.structure import check_structure, check_valid
 from ortflow.workflow.graph.file.tensors import check_tensors
+from ortflow.workflow.system.files import read_whole
 
 _NO_ONNX = "is not an ONNX model, or only the beginning of one"
 _LARGEST = 1 << 31

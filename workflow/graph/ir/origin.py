@@ -21,7 +21,7 @@ STACK = "pkg.torch.onnx.stack_trace"
 CLASSES = "pkg.torch.onnx.class_hierarchy"
 """Metadata key: the list of the classes of these modules, and PyTorch's operator (`aten.max.dim`), likewise."""
 LAYER = "ortflow.layer"
-"""Metadata key: number of the layer that a node of a training graph belongs to (`optimize.layers`)."""
+"""Metadata key: number of the layer that a node of a training graph belongs to (`optimize.layer_marks`)."""
 DROPOUT = "ortflow.dropout"
 """Metadata key: number of a Dropout among those of the undivided training graph (`objective.modes`)."""
 

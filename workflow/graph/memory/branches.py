@@ -1,4 +1,4 @@
-"""The branches of an If, as `plan` and `concrete` follow them: under names that no other graph has. Pure."""
+"""The branches of an If, as `peak_memory` and `concrete` follow them: under names that no other graph has. Pure."""
 
 from __future__ import annotations
 

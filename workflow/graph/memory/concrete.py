@@ -19,7 +19,7 @@ from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.collective import OPERATOR, Kind, channel_of, kind_of
 from ortflow.workflow.graph.ir.shapes import LARGE
 from ortflow.workflow.graph.memory.branches import branches_of, conditions_of
-from ortflow.workflow.graph.memory.plan import BYTES, axes_of, length
+from ortflow.workflow.graph.memory.peak_memory import BYTES, axes_of, length
 
 Shape = tuple[int, ...]
 Type = tuple[int, Shape]

@@ -1,7 +1,7 @@
 """Connectionist temporal classification: the loss of label sequences whose places in time are unknown.
 
 Called by `loss`. Graves et al. 2006, equations 6 and 8, in logarithms, as torch.nn.CTCLoss. One Scan over time sums the
-paths, so that neither the number of frames nor that of labels need be known; `ortflow.export_ctc` has the same
+paths, so that neither the number of frames nor that of labels need be known; `ortflow.exporter.ctc` has the same
 recursion for exports, unrolled.
 """
 

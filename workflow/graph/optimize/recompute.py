@@ -1,9 +1,9 @@
 """Recomputes parts of the forward pass during the backward pass, so that their values need not be kept.
 
 Called by `assembly` on the differentiated graph. A part is all nodes of one scope, usually a module, that a pattern of
-`model.recompute` matches, or of one layer that `layers` has marked. Values that a part reads from outside are kept; its
-other values exist twice, each time for a short while (Chen et al. 2016). The same nodes with the same inputs give the
-same bits. What has an effect is not repeated: sums over ranks are kept, and so are the masks of dropout.
+`model.recompute` matches, or of one layer that `layer_marks` has marked. Values that a part reads from outside are
+kept; its other values exist twice, each time for a short while (Chen et al. 2016). The same nodes with the same inputs
+give the same bits. What has an effect is not repeated: sums over ranks are kept, and so are the masks of dropout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described
 from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import scopes_of
-from ortflow.workflow.graph.optimize.layers import WHERE, layer_of
+from ortflow.workflow.graph.optimize.layer_marks import WHERE, layer_of
 from ortflow.workflow.graph.patterns import matches
 
 _DRAWS = frozenset(

@@ -1,6 +1,6 @@
 """Finds what repeats in a sequence of segments, such as the layers of a transformer. Pure.
 
-Called by `layers` with one kind and one size for each segment of a model's trunk.
+Called by `layer_marks` with one kind and one size for each segment of a model's trunk.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Graphs of GPUs that hold parameters only while they use them: gathered a layer ahead, gradients reduced beside. Pure.
 
-As with the nodes of `exchange`, a parameter is not an input of the rewritten graph. ShardsBegin of a visit allocates
+As with the nodes of `fetch_nodes`, a parameter is not an input of the rewritten graph. ShardsBegin of a visit allocates
 its parameters and begins their gather on a second stream, where the visit before it begins; ShardsReady lets what
 follows wait for them. Their readers read what ShardsReady makes, so that none can run before it, and ONNX Runtime frees
 the memory after the last of them. ShardsSend begins to reduce the gradients of a layer. The next ShardsSend reads them
@@ -21,8 +21,8 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import attributes_of, import_domain, replace
 from ortflow.workflow.graph.ir.element_types import HALVES
-from ortflow.workflow.graph.shards.exchange import TOKEN, Rewrite, fetched_name, rename, sizes_as_constants
-from ortflow.workflow.graph.shards.layers import Layer
+from ortflow.workflow.graph.shards.fetch_nodes import TOKEN, Rewrite, fetched_name, rename, sizes_as_constants
+from ortflow.workflow.graph.shards.layer_groups import Layer
 from ortflow.workflow.graph.shards.program import GRADIENT, Fetch, Program, Send, Shape
 from ortflow.workflow.graph.shards.visits import Visit
 
@@ -37,7 +37,7 @@ NOTHING = -1
 def with_gathers(
     model: onnx.ModelProto, layers: Sequence[Layer], shapes: Mapping[str, Shape], channel: int
 ) -> tuple[onnx.ModelProto, Program]:
-    """Rewrite a graph; parameters and results are those of `exchange.with_exchange`."""
+    """Rewrite a graph; parameters and results are those of `fetch_nodes.with_exchange`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sizes_as_constants(copy.graph, shapes)
@@ -111,7 +111,7 @@ class _Ahead(Rewrite):
                 self._describe(value, self._kind(name), self._shapes[name])
 
     def _trigger(self, reader: onnx.NodeProto) -> list[str]:
-        """As in `exchange`, of values in the GPU's memory: sizes are on the host."""
+        """As in `fetch_nodes`, of values in the GPU's memory: sizes are on the host."""
         kinds_of_values = {
             name: self._types[name].type.tensor_type.elem_type for name in self._places if name in self._types
         }

@@ -10,8 +10,8 @@ import onnx
 
 from ortflow.workflow.graph.ir.order import needed_by
 from ortflow.workflow.graph.shards.ahead import with_gathers
-from ortflow.workflow.graph.shards.exchange import with_exchange
-from ortflow.workflow.graph.shards.layers import Layer, layers_of
+from ortflow.workflow.graph.shards.fetch_nodes import with_exchange
+from ortflow.workflow.graph.shards.layer_groups import Layer, layers_of
 from ortflow.workflow.graph.shards.program import GRADIENT, Program
 from ortflow.workflow.layout import TRAINED, FlatIndex
 

@@ -13,7 +13,7 @@ import onnx
 
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.order import needed_by
-from ortflow.workflow.graph.shards.layers import Layer
+from ortflow.workflow.graph.shards.layer_groups import Layer
 from ortflow.workflow.graph.shards.program import GRADIENT
 
 APART = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ortflow.workflow.durations import parse_duration
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.run.durations import parse_duration
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import TrainerRunSpec

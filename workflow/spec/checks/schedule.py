@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from ortflow.workflow.durations import Duration, parse_duration
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.run.durations import Duration, parse_duration
 from ortflow.workflow.spec.checks.objective import watched
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import TrainerRunSpec

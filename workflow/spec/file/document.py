@@ -26,9 +26,9 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
-from ortflow.workflow.files import open_regular
 from ortflow.workflow.spec.file.scalars import octal, scalar
 from ortflow.workflow.spec.problem import Fault, KeyPath, Problem
+from ortflow.workflow.system.files import open_regular
 
 SIZE_LIMIT = 256 * 1024
 DEPTH_LIMIT = 24

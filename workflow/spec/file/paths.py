@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir, relocated
+from ortflow.workflow.run.rundir import RunDir, relocated
 from ortflow.workflow.spec.backends import sections_of
 from ortflow.workflow.spec.launcher_options import Keys
 from ortflow.workflow.spec.locations import url_of

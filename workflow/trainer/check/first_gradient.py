@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeAlias
 
-from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.failures import RejectedBatch
+from ortflow.workflow.system.cache_folders import cache_folders
 from ortflow.workflow.trainer import MicroBatch, Report
 
 

@@ -13,9 +13,9 @@ from xml.etree import ElementTree
 
 from ortflow.launchers.batch import scheduler
 from ortflow.manifests.batch import SCRIPT
-from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.run.rundir import write_atomically
+from ortflow.workflow.system.disk_space import is_full, out_of_disk
 
 PATIENCE = 20.0
 """Seconds for one command."""

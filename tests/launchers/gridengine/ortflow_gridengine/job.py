@@ -7,16 +7,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.batch.current_job import CurrentJob, Fate, ignore_signals
 from ortflow.launchers.batch.in_job import supervise
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.mpi import kind_of
+from ortflow.launchers.supervision.attempt import Attempt
 from ortflow.manifests.local import Mpi, environment, settings
-from ortflow.workflow.clock import SYSTEM_CLOCK
 from ortflow.workflow.errors import EXIT_USER
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.system.clock import SYSTEM_CLOCK
 from ortflow_gridengine.commands import GridEngine, Job
 
 LEAD = 30.0

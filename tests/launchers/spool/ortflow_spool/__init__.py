@@ -20,7 +20,7 @@ from ortflow.launchers.run_directory_lock import opened
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.installed import options_of
 from ortflow.workflow.spec.run import RunSpec
 from ortflow_spool.options import SpoolOptions

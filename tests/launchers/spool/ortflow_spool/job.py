@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from ortflow.launchers.records import Outcome
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.run.rundir import RunDir
 
 OUTCOMES = {0: Outcome.FINISHED, 2: Outcome.USER_ERROR, 75: Outcome.PREEMPTED}
 

@@ -20,7 +20,7 @@ from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.device import Buffer, Device
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.rundir import replacing, write_atomically
+from ortflow.workflow.run.rundir import replacing, write_atomically
 from ortflow.workflow.spec.base import Section, Text
 from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.trainer import (

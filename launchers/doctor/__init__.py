@@ -1,0 +1,1 @@
+"""`ortflow doctor` for this machine, its GPUs and an image."""

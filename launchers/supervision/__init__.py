@@ -1,0 +1,1 @@
+"""The supervisor: starts attempts, watches them, and starts again within the budgets."""

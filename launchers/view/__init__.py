@@ -1,0 +1,1 @@
+"""What a person sees of a run's progress: lines, and the panel on a terminal."""

@@ -1,0 +1,1 @@
+"""The parts of `ortflow.export`, which exports PyTorch modules for training."""
