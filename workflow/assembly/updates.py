@@ -25,14 +25,14 @@ def write_updates(graphs: GraphSet, spec: TrainerRunSpec) -> None:
     """The graphs of a run's update and of the scaling of its gradients, in every form that its ranks may open."""
     if not graphs.user_optimizer_graph:
         rule, cuts = spec.train.optimizer, segments_of(spec.train, graphs.index)
-        plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
-        for path, each in ((graphs.optimizer, plain), (Form.KERNELS.of(graphs.optimizer), own)):
-            write_atomically(path, compose(each).SerializeToString())
+        plain, with_own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
+        for path, graph in ((graphs.optimizer, plain), (Form.KERNELS.of(graphs.optimizer), with_own)):
+            write_atomically(path, compose(graph).SerializeToString())
     if spec.on_gpus:
         write_forms(graphs, spec.train.precision)
     scaling = gradient_graph()
-    for path, each in ((graphs.gradient, scaling), (Form.KERNELS.of(graphs.gradient), with_kernels(scaling))):
-        write_atomically(path, each.SerializeToString())
+    for path, graph in ((graphs.gradient, scaling), (Form.KERNELS.of(graphs.gradient), with_kernels(scaling))):
+        write_atomically(path, graph.SerializeToString())
 
 
 def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
@@ -45,8 +45,8 @@ def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
     update = guarded(onnx.load(graphs.optimizer), multiplied=True)
     if precision in HALVES:
         update = writing_rounded(update, HALVES[precision])
-    update, taken = fuse(update)
-    if taken:
+    update, kernel_count = fuse(update)
+    if kernel_count:
         scaling = scalars_in_one(queued_gradient_graph(fused=True))
         write_atomically(Form.FUSED.of(graphs.optimizer), scalars_in_one(update)[0].SerializeToString())
         write_atomically(Form.FUSED.of(graphs.gradient), scaling[0].SerializeToString())

@@ -51,20 +51,20 @@ class GraphBuilder(TrainerBuilder):
         """The machine's result for sessions. Raises UserError if the runtime of this machine is unusable."""
         from ortflow.workflow.runtime_check.remember import runtime_here
 
-        found = runtime_here()
-        outcome = found.outcome
+        runtime = runtime_here()
+        outcome = runtime.outcome
         self._report.record(
             "runtime_check",
-            package=found.package,
-            version=found.version,
+            package=runtime.package,
+            version=runtime.version,
             settings=str(outcome.settings),
             faults=dict(outcome.faults),
-            seconds=None if found.seconds is None else round(found.seconds, 6),
+            seconds=None if runtime.seconds is None else round(runtime.seconds, 6),
         )
         if outcome.faults:
             wrong = "; ".join(f"{need} ({fault})" for need, fault in outcome.faults.items())
             self._report.warn(
-                f"{found.package} {found.version} computes wrong results: {wrong}; sessions are opened without: "
+                f"{runtime.package} {runtime.version} computes wrong results: {wrong}; sessions are opened without: "
                 f"{outcome.settings}"
             )
         return outcome.settings
@@ -149,9 +149,9 @@ class GraphBuilder(TrainerBuilder):
         truths = [loss.label for loss in losses if isinstance(loss, TargetLoss | Divergence)]
         classes = [loss.label for loss in losses if isinstance(loss, ClassLoss)]
         model = self._spec.onnx_model
-        found = [compared(metric, model.loss) for metric in model.metrics if METRICS[metric.name].tasks]
-        truths += [each.label for each in found if isinstance(each, Compared) and each.task == "targets"]
-        classes += [each.label for each in found if isinstance(each, Compared) and each.task == "classes"]
+        comparisons = [compared(metric, model.loss) for metric in model.metrics if METRICS[metric.name].tasks]
+        truths += [c.label for c in comparisons if isinstance(c, Compared) and c.task == "targets"]
+        classes += [c.label for c in comparisons if isinstance(c, Compared) and c.task == "classes"]
         ignored = next((loss.ignore_index for loss in losses if isinstance(loss, ClassLoss)), None)
         return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths, classes=classes)
 
