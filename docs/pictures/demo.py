@@ -28,7 +28,7 @@ from ortflow.launchers.report.state import sentence  # noqa: E402
 from ortflow.launchers.report.style import CAUSES, CSS  # noqa: E402
 from ortflow.launchers.report.survey import Survey, survey  # noqa: E402
 from ortflow.launchers.report.svg import line_chart, share_bar  # noqa: E402
-from ortflow.workflow.rundir import RunDir  # noqa: E402
+from ortflow.workflow.run.rundir import RunDir  # noqa: E402
 
 COLUMNS, ROWS = 90, 26
 CHARACTER, LINE = 7.2, 17

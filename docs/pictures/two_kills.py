@@ -19,11 +19,11 @@ from pathlib import Path
 
 import psutil
 
-from ortflow.launchers.processes import family, ranks_among
 from ortflow.launchers.report.curves import step_curves
 from ortflow.launchers.report.svg import line_chart
-from ortflow.workflow.record import EVENTS, read_records
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.supervision.processes import family, ranks_among
+from ortflow.workflow.run.record import EVENTS, read_records
+from ortflow.workflow.run.rundir import RunDir
 
 ROOT = Path(__file__).parents[2]
 RUN = ["train.epochs=3", "checkpoint.every_steps=20", "export.enabled=false"]
