@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -50,18 +50,21 @@ def rebuilt(tensors: Sequence[Any], constants: Sequence[tuple[int, Any]], spec: 
     return pytree.tree_unflatten(leaves, spec)
 
 
-def flat(value: Any, whose: str) -> Flat:
-    """Flatten a container. Raises UserError, beginning with `whose`, for a leaf that no graph can have."""
+def flat(value: Any, whose: str, dtypes: Collection[torch.dtype] = DTYPES) -> Flat:
+    """Flatten a container. Raises UserError, beginning with `whose`, for a leaf that no graph can have.
+
+    `dtypes`: the element types that tensors may have.
+    """
     leaves, spec = pytree.tree_flatten(value)
     unknown = {type(leaf) for leaf in leaves if dataclasses.is_dataclass(leaf) and not isinstance(leaf, type)}
     if unknown:
         for kind in unknown:
             _register(kind, whose)
-        return flat(value, whose)
+        return flat(value, whose, dtypes)
     tensors, constants = [], []
     for place, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
-            tensors.append(_checked(leaf, whose))
+            tensors.append(_checked(leaf, whose, dtypes))
         elif isinstance(leaf, _CONSTANTS):
             constants.append((place, leaf))
         else:
@@ -93,11 +96,11 @@ def _fix(leaf: Any) -> str:
     return "give its tensors as arguments of their own"
 
 
-def _checked(tensor: torch.Tensor, whose: str) -> torch.Tensor:
+def _checked(tensor: torch.Tensor, whose: str, dtypes: Collection[torch.dtype]) -> torch.Tensor:
     if tensor.layout != torch.strided or tensor.is_quantized:
         kind = "quantized" if tensor.is_quantized else str(tensor.layout).removeprefix("torch.")
         raise UserError(f"{whose} contains a {kind} tensor, and a graph takes dense ones", fix="call its to_dense()")
-    if tensor.dtype not in DTYPES:
+    if tensor.dtype not in dtypes:
         raise UserError(
             f"{whose} contains a tensor of {str(tensor.dtype).removeprefix('torch.')}, and graphs compute in float32",
             fix="convert it with float()",

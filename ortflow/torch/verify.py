@@ -21,7 +21,7 @@ from ortflow.exporter import difference as export_difference
 from ortflow.exporter.random import NotFixed, fix_in_onnx, fixed_in_pytorch
 from ortflow.exporter.reference import by_default
 from ortflow.exporter.trace import same_attributes, without_caches
-from ortflow.torch.structure import Flat, flat
+from ortflow.torch.structure import DTYPES, Flat, flat
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.origin import STACK
 
@@ -110,7 +110,8 @@ def eager(
         warnings.simplefilter("ignore")
         args, kwargs = call.rebuilt(inputs)
         returned = torch.func.functional_call(module, state, args, kwargs)
-        result = flat(returned, f"what {type(module).__name__}.forward returns")
+        dtypes = (*DTYPES, torch.float64) if double else DTYPES
+        result = flat(returned, f"what {type(module).__name__}.forward returns", dtypes)
         outputs = result.tensors
         if roots is None:
             roots = [True] * len(outputs)
