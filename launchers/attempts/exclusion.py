@@ -17,7 +17,7 @@ from ortflow.launchers.records import Outcome, Records
 from ortflow.workflow.run.rundir import RunDir
 
 RETAIN = "retain"
-"""The event of a record with excluded nodes that stay in use."""
+"""The event of a record with excluded nodes that workers stay on."""
 BLAMES = 2
 """Ends of attempts after which the node that they are blamed on is excluded."""
 _CRASH = re.compile(r"\brank \d+ was killed by SIG(?:KILL|SEGV|BUS|ABRT|ILL|FPE)(?! \(out of memory\))")
@@ -33,7 +33,7 @@ def excluded(records: Records) -> dict[str, str]:
 
 
 def retained(records: Records) -> dict[str, str]:
-    """Excluded nodes that stay in use because the scheduler refuses to replace them, each with its reason."""
+    """Excluded nodes that workers stay on because the scheduler refuses to replace them, each with its reason."""
     return {
         str(node): str(record.get("why"))
         for record in _of_this_budget(records)
@@ -43,8 +43,8 @@ def retained(records: Records) -> dict[str, str]:
 
 
 def exclusion_reasons(records: Records) -> dict[str, str]:
-    """The excluded nodes, each with its reason and, if it stays in use, the reason of that."""
-    stays = {node: f"; it stays in use: {why}" for node, why in retained(records).items()}
+    """The excluded nodes, each with its reason and, if a worker stays on it, the reason of that."""
+    stays = {node: f"; its worker stays there: {why}" for node, why in retained(records).items()}
     return {node: reason + stays.get(node, "") for node, reason in excluded(records).items()}
 
 

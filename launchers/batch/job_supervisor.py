@@ -274,12 +274,12 @@ class RunSupervisor:
         command = shlex.join([sys.executable, "-m", "ortflow.launchers.absence", str(self._run.root)])
         path = os.environ.get("PYTHONPATH")
         exports = [f"export PYTHONPATH={shlex.quote(path)}"] if path else []
-        gone = current(self._run) if sinks else None
-        # An earlier attempt may have begun the absence.
-        passed = gone.ended - gone.since if gone is not None else 0.0
         for limit in sorted({sink.not_back_seconds for sink in sinks}):
-            seconds = max(1.0, limit - passed)
             try:
+                gone = current(self._run)
+                # An earlier attempt may have begun the absence.
+                passed = max(0.0, self._clock.time() - gone.since) if gone is not None else 0.0
+                seconds = max(1.0, limit - passed)
                 write_atomically(script, "\n".join(["#!/bin/sh", *exports, LEAVE, f"exec {command}", ""]).encode())
                 self._job.remind(script, seconds, f"{self._spec.name}-not-back", self._run.root / "logs/not-back.log")
             except (Refused, OrtflowError, OSError) as error:

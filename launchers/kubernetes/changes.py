@@ -13,13 +13,18 @@ CALM = 120.0
 """Seconds between two snapshots of a run whose pods do not change."""
 
 
-def wait(view: View, cluster: Cluster, namespace: str, period: float, clock: Clock) -> None:
-    """Wait for the next snapshot: for a change of the pods while all is well, else for `period` seconds."""
+def wait(
+    view: View, cluster: Cluster, namespace: str, period: float, clock: Clock, longest: float = CALM
+) -> None:  # fmt: skip
+    """Wait for the next snapshot: for a change of the pods, for `longest` at most, if all is well; else for `period`.
+
+    Both in seconds.
+    """
     if is_calm(view):
         # Without the right to watch, the run is asked for as often as otherwise.
         with suppress(Refused):
             labels = f"{objects.JOB}={view.name}"
-            cluster.wait_for_change("Pod", labels, view.pods, CALM, namespace)
+            cluster.wait_for_change("Pod", labels, view.pods, longest, namespace)
             return
     clock.sleep(period)
 

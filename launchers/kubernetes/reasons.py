@@ -55,7 +55,7 @@ def fault_of(pod: Object, events: Sequence[Object], excluded: Sequence[str] = ()
         if scheduled.get("reason") == "SchedulingGated":
             return "is held back by a scheduling gate, as of a queue"
         message = str(scheduled.get("message") or "the scheduler gives no reason")
-        if excluded and scheduled.get("reason") == "Unschedulable":
+        if excluded and scheduled.get("reason") == "Unschedulable" and "affinity/selector" in message:
             return _no_other_node(excluded, message)
         return f"cannot be scheduled: {scheduler_reason(message, _resources(pod))}"
     if objects.phase(pod) == "Pending" and scheduled is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Hashable
 
 from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
@@ -40,6 +41,10 @@ class Retries:
         seconds = min(LONGEST, self._first * 2.0 ** min(count - 1, 30))
         self._refused[action] = (count, self._clock.monotonic() + seconds)
         return count
+
+    def seconds_left(self) -> float:
+        """Seconds until the first one is due; infinite without one."""
+        return max(0.0, min((due for _, due in self._refused.values()), default=math.inf) - self._clock.monotonic())
 
     def forget_others(self, actions: Collection[Hashable]) -> None:
         """Forget the actions that are not among these: nothing requires them any more."""

@@ -197,10 +197,9 @@ class RunSupervisor:
 
     def _replaces_nodes(self, nodes: Collection[str]) -> bool:
         """Whether the reconciler gives the run workers on other nodes; the launcher's own pod stays where it is."""
-        backend = self._spec.backends.kubernetes
-        if self._retained().keys() & set(nodes):
-            return False
-        return backend.supervisor and not (backend.launcher_as_worker and self._pod.node in nodes)
+        backend, movable = self._spec.backends.kubernetes, set(nodes) - self._retained().keys()
+        stuck = backend.launcher_as_worker and self._pod.node in movable
+        return backend.supervisor and not stuck and bool(movable or not nodes)
 
     def _retained(self) -> dict[str, str]:
         return retained(self._run.read_attempts())
@@ -243,8 +242,8 @@ class RunSupervisor:
         """The addresses of all hosts, as soon as all answer."""
         hosts = self._hosts()
         self._log_stream.message(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
-        out = excluded(self._run.read_attempts())
-        out = out if self._replaces_nodes(out) else {}
+        out = excluded(self._run.read_attempts()).keys() - self._retained().keys()
+        out = out if self._replaces_nodes(out) else set()
         say = self._log_stream.message
         unready_workers = UnreadyWorkers(self._pod, say, self._clock, out, self._retained)
         return wait_for(hosts, self._pod.ssh_port, WAIT, self._check_for_stop, say, unready_workers, self._clock)

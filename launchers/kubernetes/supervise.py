@@ -22,7 +22,7 @@ from typing_extensions import assert_never
 from ortflow.launchers.attempts.exclusion import RETAIN
 from ortflow.launchers.kubernetes import avoidance, objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
-from ortflow.launchers.kubernetes.changes import wait
+from ortflow.launchers.kubernetes.changes import CALM, wait
 from ortflow.launchers.kubernetes.links import Links, adopt_job
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.object_creation import new_suffix, owner
@@ -52,6 +52,8 @@ PERIOD = 3.0
 """Seconds between two snapshots of a run in which something happens."""
 TRIES = 5
 """Refusals that may pass, in a row, after which workers stay on the nodes that they were to leave."""
+MAY_PASS = (401, 404, 409)
+"""HTTP codes of refusals that say nothing of the change: of credentials, of a deleted and of a changed object."""
 BIRTH = 60.0
 """Seconds for which the MPIJob may be missing: this pod is made before it."""
 ONCE_ONLY = ("ORTFLOW_NEW_BUDGET", "ORTFLOW_FRESH")
@@ -85,15 +87,17 @@ def supervise(
             charge.refresh(view)
             actions = reconcile(view, charge.run.read_attempts(), charge.restart)
             retries.forget_others(actions)
-            for action in filter(retries.is_due, actions):
+            due = [action for action in actions if retries.is_due(action)]
+            for action in due:
                 if not retries.count(action):
                     report(str(action))
                 if isinstance(action, Done):
                     return _end(charge, action)
                 _try(action, charge, cluster, view, report, retries, clock)
             last = ""
-            wait(view, cluster, charge.place.namespace, PERIOD, clock)
-            continue
+            if not due:
+                wait(view, cluster, charge.place.namespace, PERIOD, clock, min(CALM, retries.seconds_left()))
+                continue
         except (Unreachable, Refused) as error:
             message = str(refusal(error) if isinstance(error, Refused) else error)
             if message != last:
@@ -111,7 +115,8 @@ def _try(
         carry_out(action, charge, cluster, view, clock)
     except Refused as error:
         reason, count = refusal(error), retries.refused(action)
-        if isinstance(action, AvoidNodes) and (isinstance(reason, UserError) or count >= TRIES):
+        lasts = isinstance(reason, UserError) and error.code not in MAY_PASS
+        if isinstance(action, AvoidNodes) and (lasts or count >= TRIES):
             nodes = sorted(set(action.nodes) - avoidance.avoided(view.mpijob or {}))
             report(f"{reason}; workers stay on {', '.join(nodes)}")
             charge.run.record_attempt(event=RETAIN, nodes=nodes, why=str(reason))

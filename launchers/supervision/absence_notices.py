@@ -35,8 +35,6 @@ class Absence:
     attempt: int
     since: float
     """Unix time."""
-    ended: float
-    """Unix time of the newest end: that of a later attempt, if one has ended before a step."""
     step: int
     cause: str
     lost: bool
@@ -58,6 +56,9 @@ def absence(records: Records, returned: Collection[int] = ()) -> Absence | None:
             continue
         if record["event"] == "stop" or record.get("next") != "restart" or "time" not in record:
             break
+        # The events of an attempt that ended long ago may be more than are read.
+        if ends and int(ends[-1].get("step") or 0) > int(record.get("step") or 0):
+            break
         ends.append(record)
         if record["attempt"] in returned:
             break
@@ -67,7 +68,6 @@ def absence(records: Records, returned: Collection[int] = ()) -> Absence | None:
     return Absence(
         int(end["attempt"]),
         float(end["time"]),
-        float(ends[0]["time"]),
         int(end.get("step") or 0),
         str(end.get("cause") or ""),
         lost=end.get("outcome") == Outcome.LOST.value,

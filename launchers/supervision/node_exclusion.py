@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ortflow.launchers.attempts.exclusion import blamed, blamed_too_often, excluded
+from ortflow.launchers.attempts.exclusion import blamed, blamed_too_often, excluded, retained
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.supervision.attempt_end import AttemptEnd
 from ortflow.launchers.supervision.supervised import Job, View
@@ -68,7 +68,9 @@ class NodeExclusion:
         if self._job.hands_back or self._job.replaces_nodes({*self._excluded, *out}):
             return None
         if self._job.nodes is None:
-            return "the run has its nodes for good; ask for more in resources.spares"
+            stays = retained(self._job.run.read_attempts())
+            reasons = [f"{node} cannot be replaced: {stays[node]}" for node in out if node in stays]
+            return "; ".join(reasons) or "the run has its nodes for good; ask for more in resources.spares"
         lack = self._job.nodes.lack({*self._excluded, *out})
         return None if lack is None else f"{lack}; ask for more in resources.spares"
 

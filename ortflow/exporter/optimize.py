@@ -40,6 +40,8 @@ def optimize(program: Any, protected: Collection[str]) -> None:
         try:
             onnxscript.optimizer.fold_constants_ir(model, should_fold=lambda node: False if _is_random(node) else None)
         except RuntimeError as error:
+            if type(error) is not RuntimeError:
+                raise
             # onnxscript 0.7.2 fails at a SplitToSequence of pieces whose size is computed: chunk() of a dynamic axis.
             raise UserError(
                 f"onnxscript cannot optimize the exported model: {error}",

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -179,12 +178,14 @@ def test_what_an_absence_is() -> None:
     assert gone is not None
     assert (gone.attempt, gone.since, gone.step) == (2, 5.0, 9)
     later = [end, {**end, "attempt": 3, "time": 7.0}]
-    assert absence(later) == replace(gone, ended=7.0)
+    assert absence(later) == gone
     rewind = {"event": "rewind", "attempt": 4, "spans": [[3, 6.0, 7.0]]}
     again = absence(later, attempts_back([{"event": "step", "attempt": 2}, rewind]))
     assert again is not None
     assert (again.attempt, again.since) == (3, 7.0), "the rewound record does not have its steps any more"
-    assert absence([{**end, "attempt": 1, "next": "stop"}, *later]) == replace(gone, ended=7.0)
+    assert absence([{**end, "attempt": 1, "next": "stop"}, *later]) == gone
+    older = {**end, "attempt": 1, "time": 2.0, "step": 8}
+    assert absence([older, *later]) == gone, "attempt 2 has made a step, whether its events are read or not"
     assert gone.ended_by({"event": "program_start", "attempt": 3})
     assert not gone.ended_by({"event": "step", "attempt": 2})
     assert absence([end, {"event": "start", "attempt": 3}]) == gone

@@ -272,7 +272,7 @@ def test_an_exclusion_that_the_api_server_refuses(fake: FakeCluster, tmp_path: P
     assert alike(messages, [avoids, *waits, deletes, stays, ends] if waits else [avoids, stays, deletes, ends])
     (record,) = [one for one in run.read_attempts() if one["event"] == "retain"]
     (reason,) = read_status(run).excluded_nodes.values()
-    assert reason == f"slow; it stays in use: {record['why']}"
+    assert reason == f"slow; its worker stays there: {record['why']}"
 
 
 def test_what_the_api_server_refuses_for_good_keeps_nothing_else_waiting(fake: FakeCluster, tmp_path: Path) -> None:
