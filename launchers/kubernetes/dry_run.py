@@ -2,7 +2,7 @@
 
 Each document is sent as a dry run, and then each pod that would be created for it: the API server checks the service
 account, the priority class, the runtime class, the security level and the namespace's limits only for a pod, and the
-run would hang. What a dry run cannot check is not an error. Used by `submitting` and the doctor.
+run would hang. What a dry run cannot check is not an error. Used by `object_creation` and the doctor.
 """
 
 from __future__ import annotations

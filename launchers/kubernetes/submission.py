@@ -1,7 +1,7 @@
 """Submitting a run to Kubernetes, or starting it again where it is suspended.
 
 Called by the launcher. Nothing is sent until run file, record directory and cluster agree that the run may start:
-`submitting` then creates its objects.
+`object_creation` then creates its objects.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ FAULTS = (
         "launcher_budget",
     ),
     _fault(
-        "launchers/supervision/supervisor.py",
+        "launchers/supervision/attempt_end.py",
         "agreed(ends_of(run, number",
         "None and agreed(ends_of(run, number",
         "launcher_supervisor",
@@ -43,7 +43,10 @@ FAULTS = (
         "launcher_run_directory_lock",
     ),
     _fault(
-        "launchers/slurm/fit.py", "wanted.time > partition.max_time", "wanted.time < partition.max_time", "doctor_site"
+        "launchers/slurm/fit.py",
+        "request.time > partition.max_time",
+        "request.time < partition.max_time",
+        "doctor_site",
     ),
     _fault(
         "launchers/kubernetes/reasons.py",
@@ -52,7 +55,7 @@ FAULTS = (
         "kubernetes_client_status",
     ),
     _fault("launchers/remote/inputs.py", "0o755 if os.access(path, os.X_OK) else 0o644", "0o644", "remote_inputs"),
-    _fault("launchers/report/goodput.py", "- whole) * inside // steps", "- whole)", "report_goodput"),
+    _fault("launchers/report/goodput.py", "- all_time) * inside // steps", "- all_time)", "report_goodput"),
     # Manifests.
     _fault("manifests/local.py", "if not name.startswith(FOREIGN)", "", "launcher_request"),
     # The run file.
@@ -99,7 +102,7 @@ FAULTS = (
     ),
     _fault("workflow/program/agreement.py", "max(current.bounds)", "min(current.bounds)", "program_coordinator"),
     # Optimizers and losses.
-    _fault("workflow/optim/schedule.py", "shape = left**schedule.power", "shape = left", "optim_schedule"),
+    _fault("workflow/optim/schedule.py", "shape = remaining**schedule.power", "shape = remaining", "optim_schedule"),
     _fault("workflow/optim/adam.py", "do_bias_correction=1", "do_bias_correction=0", "optimizers", "optim_graph"),
     _fault(
         "workflow/trainer/loss_scale.py", "self.value / 2, SMALLEST), good=0", "self.value / 2, SMALLEST)", "loss_scale"

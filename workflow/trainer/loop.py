@@ -63,7 +63,7 @@ class StepParts:
         self.passes.updated()
 
     def give_memory_back(self) -> None:
-        """See `Trainer.give_memory_back`."""
+        """See `Releasing.give_memory_back`."""
         self.update.give_memory_back()
         # Scaling a gradient that no step has computed makes it NaN, and no step writes the padding.
         self.buffers.gradients.fill(0)
@@ -97,13 +97,13 @@ class Loop(Protocol):
         """See `Trainer.step`."""
 
     def begin(self, batches: Sequence[MicroBatch], seeds: Sequence[int], control_values: Sequence[float]) -> None:
-        """See `Trainer.begin`."""
+        """See `BeginningEarly.begin`."""
 
     def numbers(self) -> Mapping[str, float]:
-        """See `Trainer.numbers`."""
+        """See `StoringNumbers.numbers`."""
 
     def restore(self, numbers: Mapping[str, float]) -> None:
-        """See `Trainer.restore`."""
+        """See `StoringNumbers.restore`."""
 
 
 class ImmediateLoop:

@@ -95,11 +95,11 @@ class StagePasses:
         self._runner.prepare()
 
     def give_memory_back(self) -> None:
-        """See `Trainer.give_memory_back`."""
+        """See `Releasing.give_memory_back`."""
         self._runner.forget_slots()
 
     def seconds(self) -> tuple[float, float] | None:
-        """See `Trainer.pass_seconds`. On GPUs passes are queued, and nobody waits on the host."""
+        """See `Pipelined.pass_seconds`. On GPUs passes are queued, and nobody waits on the host."""
         if self._context.device.kind != "cpu" or not self._runner.seconds:
             return None
         return self._runner.busy, self._runner.seconds

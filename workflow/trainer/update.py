@@ -51,7 +51,7 @@ class Update(Protocol):
         """Leave nothing of an unusable gradient to the next step."""
 
     def give_memory_back(self) -> None:
-        """See `Trainer.give_memory_back`."""
+        """See `Releasing.give_memory_back`."""
 
     def close(self) -> None:
         """Release what only steps need."""

@@ -6,6 +6,7 @@ the protocol.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -209,11 +210,12 @@ def check_capabilities(trainer: Trainer, spec: TrainerRunSpec) -> None:
     for capability in CAPABILITIES:
         present = [member for member in members(capability) if hasattr(trainer, member)]
         if present and not isinstance(trainer, capability):
-            missing = [member for member in members(capability) if member not in present]
+            # From CPython 3.12 on, isinstance() with a protocol looks for no members by __getattr__.
+            missing = [m for m in members(capability) if inspect.getattr_static(trainer, m, None) is None]
             raise UserError(
                 f"trainer {name!r} has {', '.join(present)} and no {', '.join(missing)}",
                 where="trainer.name",
-                fix=f"{capability.__name__} of {__name__} has all of them",
+                fix=f"{capability.__name__} of {__name__} has all of them; a member that __getattr__ returns is none",
             )
     if spec.train.average is not None and not (isinstance(trainer, Averaging) and isinstance(trainer, Paced)):
         raise UserError(f"trainer {name!r} cannot average weights", where="train.average", fix="remove it")
