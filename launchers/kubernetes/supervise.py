@@ -51,7 +51,7 @@ from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 PERIOD = 3.0
 """Seconds between two snapshots of a run in which something happens."""
 TRIES = 5
-"""Refusals that may pass, in a row, after which workers stay on the nodes that they were to leave."""
+"""Refusals in a row, of those that may pass, after which workers stay on the nodes that they were to leave."""
 MAY_PASS = (401, 404, 409)
 """HTTP codes of refusals that say nothing of the change: of credentials, of a deleted and of a changed object."""
 BIRTH = 60.0

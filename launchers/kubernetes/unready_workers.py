@@ -30,7 +30,7 @@ class UnreadyWorkers:
         self._retained = retained
         """The excluded nodes that workers cannot leave, and why."""
         self._reported: set[str] = set()
-        """Messages."""
+        """What has been reported, once."""
         self._until: float | None = None
 
     def __call__(self, host: str, address: str) -> bool:

@@ -83,7 +83,8 @@ def test_a_program_stops_at_one_step_and_resumes(programs: Cluster) -> None:
     run.until_step(5)
     assert programs.ortflow("cancel", "count").returncode == 0
     run.until_state("cancelled")
-    (folder,) = (run.run_dir / "checkpoints").glob("step-*")
+    # On a busy machine the program may have saved its hundredth step before it was asked.
+    folder = max((run.run_dir / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
     saved = {json.loads((folder / f"rank-{rank}.json").read_text())["step"] for rank in (0, 1)}
     assert saved == {int(folder.name.removeprefix("step-"))}
     assert programs.ortflow("resume", "count").returncode == 0

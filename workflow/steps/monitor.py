@@ -21,9 +21,8 @@ SCALARS_SECONDS = 5.0
 """Whose scalars are written together: TensorBoard itself reads every five seconds at most."""
 USAGE_SECONDS = 10.0
 """Between two measurements of a rank's memory."""
-
-
 STEP_SCALARS = ("loss", "lr", "grad_norm", "samples_per_second")
+"""Scalars of each step, in the order of their values."""
 
 
 def step_fields(row: tuple[Any, ...]) -> dict[str, Any]:
