@@ -132,7 +132,7 @@ def execute(
 
 
 def _collect_again() -> None:
-    """End the pause of garbage collection in which `rank` imports; what is imported by now is not looked through again."""
+    """End the pause of garbage collection in which `rank` imports; what is imported by now is not looked through."""
     gc.freeze()
     gc.enable()
 
