@@ -14,7 +14,7 @@ from ortflow.workflow.cache_folders import cache_folders
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.rundir import write_atomically
 
-VERSION = 1
+VERSION = 2
 """Of the comparison."""
 
 
