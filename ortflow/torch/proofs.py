@@ -14,7 +14,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.system.cache_folders import cache_folders
 
-VERSION = 1
+VERSION = 2
 """Of the comparison."""
 
 

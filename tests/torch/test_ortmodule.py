@@ -17,7 +17,7 @@ import torch
 from ortmodule_models import Gpt, Images
 from torch import nn
 
-from ortflow.torch import DebugOptions, LogLevel, ORTModule, verify
+from ortflow.torch import DebugOptions, LogLevel, ORTModule, comparison, verify
 from ortflow.torch.settings import settings
 from ortflow.torch.structure import flat
 from ortflow.workflow.errors import UserError
@@ -467,7 +467,7 @@ class NearlyEqual(nn.Module):
         return self.last(self.norm(self.first(rows)).tanh())
 
 
-def test_rounding_that_a_module_multiplies_is_no_difference() -> None:
+def test_rounding_that_a_module_multiplies_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gradients of densenet121 are 0.8% off PyTorch's, which are as far from double precision."""
     eager, x = NearlyEqual(), torch.randn(1, 64)
     point = verify.Point([x], dict(eager.state_dict(keep_vars=True)))
@@ -478,4 +478,16 @@ def test_rounding_that_a_module_multiplies_is_no_difference() -> None:
     assert exact.outputs[0].dtype == exact.gradients["first.weight"].dtype == np.float64
     own = np.linalg.norm(single.gradients["first.weight"] - exact.gradients["first.weight"])
     assert own > 2 * verify.RELATIVE * np.linalg.norm(exact.gradients["first.weight"])
+    monkeypatch.setattr(comparison, "is_proven", lambda key: False)
     ORTModule(eager)(x).sum().backward()
+
+
+def test_a_wrong_gradient_is_refused_where_rounding_is_multiplied(wrong_rule: None) -> None:
+    with pytest.raises(UserError, match=r"the gradient of '[a-z.]*' is [0-9.]*% off"):
+        ORTModule(NearlyEqual())(torch.randn(1, 64))
+
+
+@pytest.mark.parametrize(("own", "off", "is_right"), [(0.04, 0.12, True), (0.04, 1.0, False), (0.003, 0.05, True)])
+def test_rounding_does_not_allow_a_gradient_of_zero(own: float, off: float, is_right: bool) -> None:
+    actual, single, exact = (verify.Step([], {"w": np.full(4, value)}, {}, [], []) for value in (1 - off, 1 + own, 1.0))
+    assert is_right == (not verify.differences(actual, single, exact, names=[], allowed=verify.Tolerance()))
