@@ -49,7 +49,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert code == 1
     assert mentions(
         said, "the ranks hung: no heartbeat for 14 s", "rank 0 waits for other ranks in all_reduce",
-        "rank 1 is in reads_a_lost_file (", "train.py, line 11)",
+        "rank 1 is in reads_a_lost_file (", "train.py, line 11: time.sleep(0.05))",
     ), said  # fmt: skip
     assert "The program does not move; its stacks:" in programs.log(1)
 
