@@ -106,3 +106,10 @@ def test_the_mfu_of_every_step_follows_from_one_window(tmp_path: Path) -> None:
     assert mfu_curve(events, profile) == [(step, pytest.approx(value)) for step, value in enumerate(expected, 4)]
     assert mfu_curve(events, None) == []
     assert mfu_curve(events[:1], profile) == []
+
+
+def test_a_process_that_has_ended_has_no_memory() -> None:
+    with subprocess.Popen([sys.executable, "-c", "print('ends')"], stdout=subprocess.PIPE) as child:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{child.pid}").exists(), "nobody has waited for it"
+        assert ProgramUsage(child.pid).measure() == {}

@@ -32,7 +32,8 @@ class ProgramUsage:
         measured, or the kernel's of the process alone.
         """
         family = descendants(self._pid)
-        sizes = [size for size in map(resident_of, family) if size is not None]
+        # A process that has ended and that nobody has waited for has no memory.
+        sizes = [size for size in map(resident_of, family) if size]
         if not sizes:
             return {}
         if not self._opened:
