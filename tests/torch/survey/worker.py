@@ -278,8 +278,7 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
     float32 = Reference(case, batches, torch.float32)
     row["torch_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     float64 = in_double_precision(case, batches)
-    own = distance(float32.losses, float64.losses)
-    row |= {"own": own, "torch_seconds": float32.seconds}
+    row |= {"own": distance(float32.losses, float64.losses), "torch_seconds": float32.seconds}
     model = folder / "model.onnx"
     try:
         export(case, model)
@@ -297,28 +296,50 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
         return row | {"result": "failed", "by": "weights", "why": fault}
     row["bytes"] = int((folder / "peak").read_text()) * 1024
     ours = Ours(run_dir, batches)
-    singles = [float32]
+
+    def losses_again(seed: int) -> Sequence[float]:
+        again = folder / str(seed) / "model.onnx"
+        export(case, again, seed)
+        return run(case, again, batches)[0]
+
+    def gradients_of(moved: nn.Module, batch: Batch, share: float) -> Arrays:
+        return ours.gradients_of(moved, batch)
+
+    judgement = judged(case, batches, (float32, float64), losses, ours.gradients, gradients_of, losses_again)
+    return row | judgement | {"seconds": ours.seconds}
+
+
+def judged(
+    case: Case,
+    batches: Sequence[Batch],
+    references: tuple[Reference, Reference],
+    losses: Sequence[float],
+    gradients: Arrays,
+    gradients_of: Callable[[nn.Module, Batch, float], Arrays],
+    losses_again: Callable[[int], Sequence[float]],
+) -> dict[str, Any]:
+    """The verdict on a run by its losses and the gradients of its first batch, and the numbers that it rests on.
+
+    `references`: PyTorch's runs in float32 and in double precision. `gradients_of` returns those of a batch with the
+    parameters moved by a share, and `losses_again` the curve with those shaken by a seed; both where they are needed.
+    """
+    float32, float64 = references
+    singles, own = [float32], distance(float32.losses, float64.losses)
     loss = nearest(losses, float32, float64)
-    errors = gradient_errors(ours.gradients, singles, float64)
+    errors = gradient_errors(gradients, singles, float64)
     if verdict(loss, own, max(errors.values())) != "right":
         singles += [Reference(case, batches, torch.float32, seed) for seed in range(1, SHAKEN + 1)]
         own = max(distance(single.losses, float64.losses) for single in singles)
-        errors = gradient_errors(ours.gradients, singles, float64)
+        errors = gradient_errors(gradients, singles, float64)
     for share in PLACES:
         if max(errors.values()) > 1:
-            elsewhere = errors_at(case, ours.gradients_of, batches, share)
+            elsewhere = errors_at(case, gradients_of, batches, share)
             errors = {name: min(error, elsewhere[name]) for name, error in errors.items()}
     error, tensor = max((error, name) for name, error in errors.items())
     for seed in range(1, SHAKEN + 1):
         if error <= 1 and verdict(loss, own, error) != "right":
-            again = folder / str(seed) / "model.onnx"
-            export(case, again, seed)
-            loss = min(loss, nearest(run(case, again, batches)[0], float32, float64))
-    return row | {
-        "own": own,
-        "result": verdict(loss, own, error), "loss": loss,
-        "gradient": error, "tensor": tensor, "seconds": ours.seconds,
-    }  # fmt: skip
+            loss = min(loss, nearest(losses_again(seed), float32, float64))
+    return {"result": verdict(loss, own, error), "loss": loss, "own": own, "gradient": error, "tensor": tensor}
 
 
 def weights_fault(case: Case, run_dir: Path) -> str:
@@ -332,13 +353,13 @@ def weights_fault(case: Case, run_dir: Path) -> str:
 
 
 def errors_at(
-    case: Case, gradients_of: Callable[[nn.Module, Batch], Arrays], batches: Sequence[Batch], share: float
+    case: Case, gradients_of: Callable[[nn.Module, Batch, float], Arrays], batches: Sequence[Batch], share: float
 ) -> dict[str, float]:
     """As `gradient_errors`, with the trained parameters moved."""
     few = batches[:2]
     moved = move(without_dropout(case.module()), share)
     singles = [Reference(case, few, torch.float32, seed, share) for seed in range(SHAKEN + 1)]
-    return gradient_errors(gradients_of(moved, few[0]), singles, in_double_precision(case, few, share))
+    return gradient_errors(gradients_of(moved, few[0], share), singles, in_double_precision(case, few, share))
 
 
 def nearest(losses: Sequence[float], *references: Reference) -> float:
