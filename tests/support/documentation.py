@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
+
+from program_files import module_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def writer_of(name: str) -> ModuleType:
     """The program docs/NAME.py as a module."""
-    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return module_of(DOCS / f"{name}.py")
 
 
 def example(heading: str) -> str:

@@ -68,9 +68,9 @@ def test_a_supervisor_that_lives_says_so_and_reports_the_return(tmp_path: Path) 
         Notify(on=["finished"], command=writes(tmp_path / "other")),
     ]
     supervise(RunDir(tmp_path / "run"), FakeClock(), sinks, first_step=700.0)
-    told = {one["event"]: one["text"] for one in messages(tmp_path / "a")}
-    assert mentions(told["not_back"], "not back 1:00 min after attempt 0 ended at step 1 (saved and stopped)"), told
-    assert told["back"].startswith("back 11:4"), told
+    texts = {one["event"]: one["text"] for one in messages(tmp_path / "a")}
+    assert mentions(texts["not_back"], "not back 1:00 min after attempt 0 ended at step 1 (saved and stopped)"), texts
+    assert texts["back"].startswith("back 11:4"), texts
     assert messages(tmp_path / "late") == []
     assert [one["event"] for one in messages(tmp_path / "other")] == ["finished"]
 
@@ -95,9 +95,9 @@ def test_attempts_that_end_before_a_step_do_not_begin_the_absence_anew(tmp_path:
 
     job = Job(run, 1, Restart(backoff=Backoff(first=0.0), hung_seconds=None), start, lambda: None, notify=sinks)
     Supervisor(job, Lines(), Stop(run.stop_request, clock=clock), clock).supervise()
-    told = {one["event"]: one["text"] for one in messages(tmp_path / "a")}
-    assert mentions(told["not_back"], "not back 1:00 min after attempt 0 ended at step 1"), told
-    assert told["back"].startswith("back 1:2"), told
+    texts = {one["event"]: one["text"] for one in messages(tmp_path / "a")}
+    assert mentions(texts["not_back"], "not back 1:00 min after attempt 0 ended at step 1"), texts
+    assert texts["back"].startswith("back 1:2"), texts
 
 
 def preempted_on_slurm(root: Path, controller: FakeController) -> None:
@@ -135,8 +135,8 @@ def test_slurm_starts_a_job_that_looks(tmp_path: Path, monkeypatch: pytest.Monke
     (root / "attempts.jsonl").write_text(records.replace(str(end.since), str(end.since - 2000.0)))
     for _ in range(2):
         subprocess.run(["sh", script], check=True)
-    (told,) = messages(tmp_path / "told")
-    assert (told["event"], told["step"]) == ("not_back", 7)
+    (message,) = messages(tmp_path / "told")
+    assert (message["event"], message["step"]) == ("not_back", 7)
     write_step(RunDir(root), 1, 8)
     assert current(RunDir(root)) is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from program_files import module_of
 
 from ortflow.workflow.kernels.library import LEVELS, find_library, source_key
 
@@ -22,13 +22,7 @@ HERE = (platform.system(), platform.machine())
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("build_wheels", TOOL)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of(TOOL)
 
 
 @pytest.mark.skipif(LIBRARY is None, reason="no library on this machine")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -11,25 +10,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from program_files import module_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CI = ROOT / ".ci"
 
 
 def load(name: str, path: Path | None = None) -> ModuleType:
-    path = path or CI / f"{name}.py"
-    spec = importlib.util.spec_from_loader(f"ci_{name}", SourceFileLoader(f"ci_{name}", str(path)))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return module_of(path or CI / f"{name}.py")
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 from types import ModuleType
@@ -12,19 +10,14 @@ from types import ModuleType
 import pytest
 from browser import CHROMIUM, NO_CHROMIUM, chromium
 from documentation import DOCS
+from program_files import module_of
 
 PICTURES = DOCS / "pictures"
 NAMES = ("report", "terminal", "three-places", "two-kills")
 
 
 def program(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, PICTURES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses and annotations look there
-    spec.loader.exec_module(module)
-    return module
+    return module_of(PICTURES / f"{name}.py")
 
 
 @pytest.mark.parametrize("name", NAMES)
