@@ -199,7 +199,7 @@ class RunSupervisor:
         """Whether the reconciler gives the run workers on other nodes; the launcher's own pod stays where it is."""
         backend, movable = self._spec.backends.kubernetes, set(nodes) - self._retained().keys()
         stuck = backend.launcher_as_worker and self._pod.node in movable
-        return backend.supervisor and not stuck and bool(movable or not nodes)
+        return backend.supervisor and not stuck and bool(movable)
 
     def _retained(self) -> dict[str, str]:
         return retained(self._run.read_attempts())

@@ -191,13 +191,13 @@ class Tolerance:
     rounding: float = 30.0
     """A multiple of PyTorch's own error, up to MULTIPLIED of the norm; FEW times its own error beyond that."""
 
+    takes_single_for_exact: bool = False
+    """Where there is no double precision: at a first look, after which what differs is compared again."""
+
     def multiple(self, single: np.ndarray, exact: np.ndarray) -> float:
         """Of PyTorch's own error, at this result: 30 times an error of 4% would allow a gradient of zero."""
         own, whole = (export_difference.norm(value) for value in (single.astype(np.float64) - exact, exact))
         return min(self.rounding, max(FEW, MULTIPLIED * whole / own)) if own else self.rounding
-
-    takes_single_for_exact: bool = False
-    """Where there is no double precision: at a first look, after which what differs is compared again."""
 
 
 HALF = Tolerance(2e-2, 2e-2, 4.0)
