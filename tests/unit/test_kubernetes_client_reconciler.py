@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ from ortflow.launchers.kubernetes.reconciler import (
     reconcile,
     submissions_without_attempt,
 )
+from ortflow.launchers.kubernetes.retries import Retries
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, SupervisedRun, successor, supervise
 from ortflow.launchers.records import Outcome
@@ -273,6 +275,22 @@ def test_an_exclusion_that_the_api_server_refuses(fake: FakeCluster, tmp_path: P
     (record,) = [one for one in run.read_attempts() if one["event"] == "retain"]
     (reason,) = read_status(run).excluded_nodes.values()
     assert reason == f"slow; its worker stays there: {record['why']}"
+
+
+def test_the_first_refused_action_that_is_due_bounds_a_wait() -> None:
+    clock = FakeClock()
+    retries = Retries(PERIOD, clock)
+    assert retries.seconds_left() == math.inf
+    retries.refused("second")
+    clock.sleep(1.0)
+    retries.refused("first")
+    assert retries.seconds_left() == pytest.approx(PERIOD - 1.0)
+    clock.sleep(PERIOD)
+    assert retries.is_due("first")
+    assert retries.seconds_left() == 0.0
+    retries.refused("second")
+    retries.forget_others(["second"])
+    assert retries.seconds_left() == pytest.approx(2 * PERIOD)
 
 
 def test_what_the_api_server_refuses_for_good_keeps_nothing_else_waiting(fake: FakeCluster, tmp_path: Path) -> None:

@@ -126,6 +126,11 @@ WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
         "1 Insufficient cpu, 2 node(s) didn't match Pod's node affinity/selector); add a node",
     ),
     (
+        "no room, and an excluded node elsewhere", [pod("worker", 0), pod("worker", 1, **unschedulable(SCHEDULER))],
+        {"mpijob": without("n2")},
+        "worker 1 cannot be scheduled: 0/2 nodes are available: 2 Insufficient cpu; lower what resources",
+    ),
+    (
         "GPUs", [pod("worker", 0, **unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."))], {},
         "2 Insufficient nvidia.com/gpu; lower resources.ranks_per_node",
     ),

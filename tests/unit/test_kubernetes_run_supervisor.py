@@ -256,3 +256,7 @@ def test_who_gives_a_run_other_nodes(folder: Path, clock: FakeClock, supervisor:
     run_supervisor._spec = spec.model_copy(update={"backends": backends})
     run_supervisor._pod = replace(run_supervisor._pod, node=own)
     assert run_supervisor._replaces_nodes(["n2"]) is moves
+    run_supervisor._run.root.mkdir(parents=True, exist_ok=True)
+    run_supervisor._run.record_attempt(event="retain", nodes=["n3"], why="a policy")
+    assert run_supervisor._replaces_nodes(["n2", "n3"]) is moves, "a node that cannot be left holds back no other"
+    assert not run_supervisor._replaces_nodes(["n3"])
