@@ -53,6 +53,8 @@ def restarts(
     for place, record in enumerate(records):
         if record.get("event") != "end" or record.get("outcome") in ("finished", "user_error"):
             continue
+        if record.get("next") == "stop" and not any(later.get("event") == "start" for later in records[place + 1 :]):
+            continue  # the run's own end: the state says its cause
         number = int(record["attempt"])
         total = used([dict(record) for record in records[: place + 1]])
         steps, seconds = lost_by(number, events)

@@ -85,6 +85,21 @@ def test_each_second_of_a_killed_run_has_its_cause() -> None:
     assert (restart.steps_lost, restart.seconds_lost, restart.seconds_to_first_step) == (2, 12.0, 15.0)
 
 
+def test_the_end_of_a_run_is_no_restart() -> None:
+    def attempts_of(records: list[dict[str, Any]]) -> list[int]:
+        run_account = account(records, EVENTS, now=1000.0, alive=False)
+        return [
+            restart.attempt for restart in restarts(run_account, records, EVENTS, lambda rank, number: None, (3, 3))
+        ]
+
+    end = {"event": "end", "time": 300.0, "attempt": 1, "outcome": "failure", "cause": "killed", "next": "stop"}
+    failed = [*TWO_ATTEMPTS[:4], end]
+    assert attempts_of(failed) == [0]
+    resumed = [*failed, {"event": "submit", "time": 310.0}, {"event": "start", "time": 320.0, "attempt": 2}]
+    assert attempts_of(resumed) == [0, 1]
+    assert attempts_of([*TWO_ATTEMPTS[:4], {**end, "next": "restart"}]) == [0, 1], "it waits for its next attempt"
+
+
 def test_the_wait_for_data_is_that_of_the_slowest_rank() -> None:
     found = account(TWO_ATTEMPTS, EVENTS, now=1000.0, alive=False, waits={0: 2 * MICRO, 1: 0})
     adds_up(found)
