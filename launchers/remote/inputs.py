@@ -57,7 +57,7 @@ class Item:
         return {name: path.stat().st_size for name, path in self.files.items()}
 
     def digest(self) -> str:
-        """sha256 over names and contents."""
+        """Hash of names, sizes and contents."""
         import xxhash
 
         summary = xxhash.xxh3_128()
