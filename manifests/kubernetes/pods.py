@@ -123,6 +123,7 @@ def _pod_security(context: Context) -> Document:
             "runAsGroup": security.run_as_group,
             "runAsNonRoot": True if security.run_as_user else None,
             "fsGroup": security.fs_group,
+            # By default the kubelet changes the group of all files at each mount, slowly where there are many.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": security.seccomp},
         }
@@ -276,6 +277,7 @@ def _volumes(context: Context) -> list[Document]:
     return [
         run_volume(context),
         data_volume(context),
+        # A container's own /dev/shm has 64 MiB, too few for NCCL.
         {"name": "shm", "emptyDir": memory},
         *({"name": volume.name, **volume.source} for volume in context.backend.volumes),
     ]

@@ -16,6 +16,7 @@ from typing import Any
 from ortflow.workflow.spec.kubernetes import KubernetesBackend
 from ortflow.workflow.spec.run import MonitorSection, Resources
 
+# Go's encoder escapes them even with SetEscapeHTML(false), as in toRawJson: JavaScript before ES2019 ends a line there.
 _ESCAPES = {"\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -79,6 +80,7 @@ def _number(number: float) -> str:
     if number == 0:
         return "-0" if math.copysign(1, number) < 0 else "0"
     shortest = repr(number)
+    # encoding/json writes an exponent outside of these bounds, as ES6 does, and without leading zeros.
     if 1e-6 <= abs(number) < 1e21:
         # The fewest digits that identify the number, and zeros.
         return format(Decimal(shortest), "f").removesuffix(".0")
