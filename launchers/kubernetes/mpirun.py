@@ -89,6 +89,7 @@ def environment(variables: Mapping[str, str], outer: Mapping[str, str], mpi: Mpi
     elif mpi.kind == "openmpi":
         # Open MPI 5 reads the first of each pair, 4 the second.
         merged |= {"PRTE_MCA_plm_ssh_args": ssh, "OMPI_MCA_plm_rsh_args": ssh}
+        # mpirun refuses root unless both variables of its pair are set.
         merged |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         merged |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     else:

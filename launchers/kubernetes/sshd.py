@@ -74,6 +74,7 @@ def sshd_config(port: int, keys: Path, host: str = "", node: str = "") -> str:
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",
             "PermitRootLogin prohibit-password",
+            # By default sshd drops connections at random from ten unauthenticated ones on (sshd_config(5): 10:30:100).
             "MaxStartups 1000",
             "MaxSessions 1000",
             "LogLevel ERROR",

@@ -186,6 +186,7 @@ def successor(mpijob: Object, suffix: str) -> Object:
     notes = {
         key: value
         for key, value in (metadata.get("annotations") or {}).items()
+        # `kubectl apply --prune` deletes an object with this annotation that is not among those applied.
         if key != "kubectl.kubernetes.io/last-applied-configuration"
     }
     new_metadata: Object = {

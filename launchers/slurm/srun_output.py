@@ -12,6 +12,7 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXI
 _ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _ABORTED = "srun: Job step aborted"
 _CODE = re.compile(r"Exited with exit code (\d+)")
+# By strsignal(3), in the locale C, except for Out Of Memory.
 _SIGNALS = {
     "Killed": signal.SIGKILL,
     "Out Of Memory": signal.SIGKILL,
