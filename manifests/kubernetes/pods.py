@@ -102,6 +102,7 @@ def data_volume(context: Context) -> Document:
     if volume.claim or volume.create:
         source = {"persistentVolumeClaim": {"claimName": volume.claim or context.claim}}
     elif volume.host_path:
+        # Without a type the kubelet does not check that the folder is there.
         source = {"hostPath": {"path": volume.host_path, "type": "Directory"}}
     elif volume.nfs:
         source = {"nfs": {"server": volume.nfs.server, "path": volume.nfs.path}}
