@@ -57,6 +57,7 @@ def _pruned(values: Mapping[str, Any]) -> dict[str, Any]:
 def canonical(values: Any) -> str:
     """JSON with sorted keys, without blanks, and numbers as Go's encoder writes them."""
     if isinstance(values, dict):
+        # Go sorts the keys by their bytes in UTF-8, which is the order of code points.
         return "{" + ",".join(f"{_text(key)}:{canonical(values[key])}" for key in sorted(values)) + "}"
     if isinstance(values, list | tuple):
         return "[" + ",".join(map(canonical, values)) + "]"
