@@ -32,6 +32,7 @@ def dies_with_parent() -> Callable[[], None]:
         parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
         def before_exec() -> None:
+            # Also when the thread that has started the child ends: that is its parent here (prctl(2)).
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             # A parent that has died before that call sends no signal any more (prctl(2)).
             if os.getppid() != parent:
