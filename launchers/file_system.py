@@ -22,6 +22,7 @@ def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
         return kind
     real_path = os.path.realpath(path)
     for row in rows:
+        # The kernel writes a blank in a path as \040 (fstab(5)).
         point = row[1].replace("\\040", " ")
         # Of two mounts on the same folder the later one is visible.
         if (real_path == point or real_path.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):

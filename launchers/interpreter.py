@@ -62,6 +62,7 @@ def examine(path: str) -> Interpreter:
         packages = {name: version for name in names if (version := installed_version(name)) is not None}
         return Interpreter(path, sys.version_info[:2], sys.platform, {**packages, "ortflow": ortflow.__version__})
     try:
+        # In /, because `-c` searches the current folder before Python's library (`start_folder`).
         result = subprocess.run([path, "-c", _ASK, *names], capture_output=True, text=True, timeout=60, cwd="/")
         check_signal(result.returncode, path)
         answer = json.loads(result.stdout)

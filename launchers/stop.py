@@ -116,7 +116,7 @@ def taken_over(
         yield
     finally:
         for number, earlier in before.items():
-            # Keep a handler that was installed inside.
+            # Keep a handler that was installed inside. By ==: each access to a bound method makes another object.
             if not for_good and signal.getsignal(number) == handler:
                 signal.signal(number, earlier)
 

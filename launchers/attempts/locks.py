@@ -49,6 +49,7 @@ def hold(path: Path) -> int:
     HeldError
         Another process holds it.
     """
+    # For writing: NFS emulates flock by locks of fcntl, of which an exclusive one needs that (flock(2)).
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     if not _take(descriptor, PROBE, SYSTEM_CLOCK):
         holder = _holder(path)

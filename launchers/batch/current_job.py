@@ -93,7 +93,7 @@ class CurrentJob(ABC):
 
     @abstractmethod
     def fate_of(self, job: Any) -> Fate:
-        """Return what the scheduler is doing with this job, from what `look` returned. Pure."""
+        """Return what the scheduler is doing with this job, from what `query` returned. Pure."""
 
     @abstractmethod
     def requeue(self) -> None:

@@ -126,6 +126,7 @@ def _port(port: int) -> Finding:
     if port < 1024 and os.getuid() != 0:
         return fault(about, f"{port} may be used by root only", "set backends.kubernetes.ssh_port=2222")
     with socket.socket() as trial:
+        # As sshd does: connections in TIME_WAIT do not keep it from its port.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind(("", port))
@@ -161,6 +162,7 @@ def _login(port: int, *, able: bool) -> Finding:
         (keys / "authorized_keys").write_bytes((keys / "id_rsa.pub").read_bytes())
         (keys / "config").write_text(sshd_config(port, keys))
         if os.getuid() == 0:
+            # Debian's sshd does not start as root without its folder for privilege separation.
             os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
         binary = next(path for path in SSHD if os.access(path, os.X_OK))
         with (keys / "log").open("w") as log:

@@ -118,6 +118,7 @@ class Cluster:
             "labelSelector": labels, "watch": "true", "resourceVersion": version, "timeoutSeconds": f"{seconds:.0f}",
         }  # fmt: skip
         request = ("watch", kind, "", namespace or self.namespace)
+        # A version that has expired meanwhile comes as an event of type ERROR (410 Gone), and needs another list, too.
         events = self._send("get", self._path(kind, "", namespace), query, request, patience=seconds + READ)
         try:
             return any(events.stream(1 << 16))
@@ -129,6 +130,7 @@ class Cluster:
     def create(self, document: Object, *, dry_run: bool = False) -> Object:
         """Create an object; unknown fields are refused. `dry_run`: all checks, but nothing is created."""
         kind, metadata = str(document["kind"]), document["metadata"]
+        # By default the API server drops unknown fields with a warning only.
         query = {"fieldValidation": "Strict", "fieldManager": "ortflow", "dryRun": "All" if dry_run else ""}
         return self._call(
             "create", kind, str(metadata["name"]), metadata.get("namespace"), query=query, body=document,
@@ -144,6 +146,7 @@ class Cluster:
         self, kind: str, name: str, namespace: str | None = None, *, grace: int | None = None, uid: str | None = None
     ) -> bool:
         """Delete an object, and in the background what it owns; False if there is none with this `uid`."""
+        # Without a policy, the pods of a batch Job stay: its default is to orphan them, for compatibility.
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -246,6 +249,7 @@ class Cluster:
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
+        # Custom resources have no strategic merge patch. This one replaces lists as a whole.
         accepted = "application/merge-patch+json" if method == "patch" else None
         try:
             answer = self._client.request(

@@ -192,6 +192,7 @@ def _unfit(node: Object, spec: Object, asks: Mapping[str, float]) -> str | None:
 
 def _tolerated(taint: Object, tolerations: Sequence[Object]) -> bool:
     for toleration in tolerations:
+        # An empty effect matches every effect, and an empty key with Exists every taint.
         if toleration.get("effect") not in (None, "", taint.get("effect")):
             continue
         if toleration.get("operator") == "Exists" and toleration.get("key") in (None, "", taint.get("key")):

@@ -15,6 +15,7 @@ from ortflow.launchers.kubernetes.status import VALIDATION, status
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.workflow.run.rundir import RunDir
 
+# Never a directory: its parent is a device.
 _NOWHERE = Path("/dev/null/none")
 
 

@@ -231,6 +231,7 @@ def _named(cluster: Cluster, about: str, kind: str, name: str | None) -> Iterato
 def _dns(cluster: Cluster) -> Iterator[Finding]:
     about = "cluster DNS"
     with suppress(Refused):
+        # CoreDNS's Service has kept the name of its predecessor.
         if cluster.find("Service", "kube-dns", "kube-system") is not None:
             labels = "kubernetes.io/service-name=kube-dns"
             ready = cluster.find_all("EndpointSlice", labels=labels, namespace="kube-system")

@@ -43,4 +43,5 @@ def release(pod: Pod, *, at_once: bool) -> None:
 def explain(text: str) -> None:
     """Write the termination message, which `kubectl describe pod` shows."""
     with suppress(OSError):
+        # The kubelet cuts the message at 4,096 bytes.
         TERMINATION.write_text(text[:4000])

@@ -40,6 +40,7 @@ DEFAULTS: dict[MpiKind, dict[str, str]] = {
 def ssh_options(port: int) -> list[str]:
     """Options of ssh between the pods of a run: their keys belong to the job and are made by the operator."""
     options = {
+        # With such a file of known hosts ssh warns at each connection that it adds the key.
         "StrictHostKeyChecking": "no", "UserKnownHostsFile": "/dev/null", "LogLevel": "ERROR",
         "ConnectTimeout": "10", "ServerAliveInterval": "10", "ServerAliveCountMax": "6",
     }  # fmt: skip
@@ -67,8 +68,11 @@ def command(
             "-ppn", per_node, "-n", count, *rank,
         ]  # fmt: skip
     if mpi.kind == "openmpi":
+        # Ranks start in a session of sshd, which has no variable of the container: Open MPI brings those of -x alone.
         carried = [word for name in names for word in ("-x", name)]
         return [
+            # Open MPI 5 does not read the operator's OMPI_MCA_orte_default_hostfile (mpi-operator #842): all ranks
+            # would start here.
             mpi.executable, "--hostfile", str(hosts), "--map-by", f"ppr:{per_node}:node", "--bind-to", "none",
             *carried, "-n", count, *rank,
         ]  # fmt: skip
@@ -85,6 +89,7 @@ def environment(variables: Mapping[str, str], outer: Mapping[str, str], mpi: Mpi
     elif mpi.kind == "openmpi":
         # Open MPI 5 reads the first of each pair, 4 the second.
         merged |= {"PRTE_MCA_plm_ssh_args": ssh, "OMPI_MCA_plm_rsh_args": ssh}
+        # mpirun refuses root unless both variables of its pair are set.
         merged |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         merged |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     else:

@@ -45,6 +45,7 @@ def moment(text: str | None) -> float | None:
     """Unix time of a time as Kubernetes writes it, with nanoseconds or without."""
     if not text:
         return None
+    # CPython 3.10's fromisoformat takes neither Z nor nine digits.
     seconds_text, _, rest = text.rstrip("Z").partition(".")
     try:
         seconds = datetime.fromisoformat(seconds_text).replace(tzinfo=timezone.utc).timestamp()
@@ -235,5 +236,6 @@ def events_of(events: Iterable[Object], thing: str, *, warnings: bool = False) -
 
 def last_seen(event: Object) -> float:
     """Time of an event's last occurrence."""
+    # Events of events.k8s.io have an eventTime and no lastTimestamp.
     times: list[Any] = [event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp")]
     return next((seconds for text in times if (seconds := moment(text)) is not None), 0.0)

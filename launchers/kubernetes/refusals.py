@@ -113,6 +113,7 @@ def refusal(error: Refused) -> OrtflowError:
         return UserError(f"the API server does not allow to {error.verb} {thing} in {place}: {message}")
     if error.code == 409 and error.reason == "AlreadyExists":
         return UserError(f"the name is taken: there is a {thing} in {place} already", fix="delete it, or submit again")
+    # An object above the limit of a request is refused with 413, a ConfigMap above 1 MiB with 422 and this text.
     if error.code == 413 or "[]: Too long" in message:
         return UserError(
             f"{thing} is too large for the API server",

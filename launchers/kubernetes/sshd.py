@@ -39,11 +39,13 @@ def start_sshd(port: int, host: str, node: str = "") -> int:
         raise OrtflowError(f"there are no keys in {keys()}: {hint}")
     if os.getuid() == 0:
         with suppress(OSError):
+            # Debian's sshd does not start as root without its folder for privilege separation.
             os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
     config = Path(tempfile.mkdtemp(prefix="sshd-")) / "config"
     config.write_text(sshd_config(port, keys(), host, node))
     read_end, its = os.pipe()
     command = [binary, "-D", "-e", "-f", str(config)]
+    # Not by subprocess: the worker reaps all of its children itself, and Popen would lose this one's exit status.
     process = os.posix_spawn(binary, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, its, 2)])
     os.close(its)
     threading.Thread(target=pass_on, args=(read_end,), daemon=True).start()
@@ -72,6 +74,7 @@ def sshd_config(port: int, keys: Path, host: str = "", node: str = "") -> str:
             "PasswordAuthentication no",
             "KbdInteractiveAuthentication no",
             "PermitRootLogin prohibit-password",
+            # By default sshd drops connections at random from ten unauthenticated ones on (sshd_config(5): 10:30:100).
             "MaxStartups 1000",
             "MaxSessions 1000",
             "LogLevel ERROR",

@@ -142,6 +142,7 @@ def carry_out(action: Action, charge: SupervisedRun, cluster: Cluster, view: Vie
         cluster.delete("Pod", action.name, charge.place.namespace, grace=grace, uid=action.uid)
     elif isinstance(action, EndPod):
         # The kubelet begins to tear down a pod whose phase says that it has ended.
+        # The uid is a precondition: the API server refuses the change of another pod of this name.
         ended = {"metadata": {"uid": action.uid}, "status": {"phase": action.phase, "message": action.why}}
         cluster.patch("Pod", action.name, ended, charge.place.namespace, part="status")
     elif isinstance(action, AvoidNodes):
@@ -185,6 +186,7 @@ def successor(mpijob: Object, suffix: str) -> Object:
     notes = {
         key: value
         for key, value in (metadata.get("annotations") or {}).items()
+        # `kubectl apply --prune` deletes an object with this annotation that is not among those applied.
         if key != "kubectl.kubernetes.io/last-applied-configuration"
     }
     new_metadata: Object = {

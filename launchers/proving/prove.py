@@ -23,6 +23,7 @@ from ortflow.workflow.run.strike import Plan, struck_at
 
 LEAST_STEPS = 6
 SIGNALS = {"killed": "SIGKILL", "stopped": "SIGTERM"}
+# Without it Python draws a seed at each start, and with it the order of strings in a set.
 FIXED_HASH = {"PYTHONHASHSEED": "0"}
 HARMLESS = 4
 """Number of variables that a report names which differ and change nothing."""

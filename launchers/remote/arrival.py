@@ -97,7 +97,9 @@ def _leave_when_left() -> None:
                 pass
         except OSError:
             pass
+        # To the main thread: a signal to the process may reach another one, and the main one's system call would go on.
         signal.pthread_kill(main, signal.SIGINT)
 
+    # Where the parent ignores SIGINT, Python installs no handler, and KeyboardInterrupt would never come.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=wait, daemon=True).start()

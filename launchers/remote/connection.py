@@ -134,6 +134,7 @@ def connect(host: str) -> Connection:
         raise OrtflowError(f"`ssh -G {host}` had no answer within 30 s") from error
     if answer.returncode:
         raise UserError(f"ssh rejects its configuration: {answer.stderr.strip().splitlines()[-1]}")
+    # `ssh -G` prints names in lower case, and no controlpath unless one is set.
     ssh_options = dict(line.partition(" ")[::2] for line in answer.stdout.splitlines())
     folder = socket_folder()
     attended = sys.stdin.isatty()

@@ -57,7 +57,7 @@ class Item:
         return {name: path.stat().st_size for name, path in self.files.items()}
 
     def digest(self) -> str:
-        """sha256 over names and contents."""
+        """Hash of names, sizes and contents."""
         import xxhash
 
         summary = xxhash.xxh3_128()
@@ -70,6 +70,7 @@ class Item:
 
     def write_tar(self, pipe: IO[bytes]) -> None:
         """Write all files, one after the other."""
+        # ustar takes neither files above 8 GiB nor long names.
         with tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as archive:
             for name, path in sorted(self.files.items()):
                 about = tarfile.TarInfo(name)

@@ -72,6 +72,7 @@ def document(name: str, state: str, lead: str, sections: Sequence[str], refresh:
         (
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width,initial-scale=1">',
+            # Without an icon a browser asks the server for /favicon.ico.
             f'<meta name="color-scheme" content="light dark">{again}<link rel="icon" href="data:,">',
             f"<title>{escape(name)}: {escape(state)}</title>",
             f"<style>{CSS}{CAUSES}{SERIES}</style></head><body><main>",

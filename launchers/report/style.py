@@ -1,5 +1,7 @@
 """The style sheet and the script of the page. Text on its background has a contrast of at least 4.5 in both modes."""
 
+# .zoom, touch-action: a browser that pans by touch sends pointercancel in place of further pointermove.
+# Dark on screens only: browsers print no backgrounds by default, and light text would be lost on paper.
 CSS = """
 :root{--bg:#fff;--fg:#1b1f24;--dim:#57606a;--line:#d0d7de;--card:#f6f8fa;--focus:#0550ae;
 --s0:#0969da;--s1:#bc4c00;--s2:#1a7f37;--s3:#8250df;--s4:#bf3989;--s5:#1b7c83;--s6:#9a6700;--s7:#cf222e;

@@ -86,6 +86,7 @@ def time_axis(
     """One row of bars each; a bar has its start and end, a class and a text. The script of the page zooms it."""
     height = 16 * len(rows)
     scale = 10_000 / max(1, end - start)
+    # By default a browser scales both axes alike, by the width: rows of 16 units would be too low to see.
     extra = f'preserveAspectRatio="none" style="height:{height}px"'
     text = "Rows: " + ", ".join(name for name, _ in rows[:8])
     parts = [heading("Time of the run, its attempts and ranks", text, identifier, 10_000, height, extra)]

@@ -47,12 +47,16 @@ def expected_start(slurm: Slurm, script: Path, nodes: int, without: Sequence[str
     Slurm itself answers (`sbatch --test-only`), so that partition, constraints, memory and limits count. Submits
     nothing.
     """
+    # sbatch takes an option of its command line in place of the directive: --exclude would drop the script's own nodes,
+    # and a dependency or begin time of the script would only delay the answer.
     excluded = [*without, *_EXCLUDE.findall(script.read_text(encoding="utf-8", errors="replace"))]
     command = [
         "sbatch", "--test-only", f"--nodes={nodes}", f"--exclude={','.join(excluded)}", "--dependency=", "--begin=now",
         str(script),
     ]  # fmt: skip
+    # Variables of sbatch override directives, too (sbatch(1)).
     settings: Settings = {"LC_ALL": "C", **{name: None for name in os.environ if name.startswith("SBATCH_")}}
     answer = slurm.answer(command, settings)
+    # sbatch --test-only answers on standard error, as a message of sbatch.
     expected = _EXPECTED.search(f"{answer.err}\n{answer.out}")
     return None if answer.code or expected is None else datetime.fromisoformat(expected[1]).timestamp()

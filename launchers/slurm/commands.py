@@ -43,12 +43,14 @@ NEVER_A_JOB = "67108862"
 
 
 _AWAY = re.compile(
+    # "Unexpected message received": `scontrol requeue` while slurmctld is down (22.05).
     r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)|Zero Bytes were|"
     r"Unexpected message received|in standby mode|connect failure|Transport endpoint|Unable to connect to database",
     re.IGNORECASE,
 )
 _UNCONFIGURED = re.compile(r"configuration source|cannot stat file|Unable to process configuration", re.IGNORECASE)
 _UNDER_WAY = re.compile(r"pending execution|already (?:pending|requeued)", re.IGNORECASE)
+# `sbatch --parsable` appends the name of a cluster that was chosen (SBATCH_CLUSTERS): 123;NAME.
 _SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S*)?\s*$")
 
 
@@ -125,6 +127,8 @@ class Slurm(scheduler.Scheduler[Job]):
 
     def mine(self, seconds: float | None = None) -> list[Job]:
         """All jobs of this user, including those that ended a few minutes ago (MinJobAge): one call."""
+        # Without --states squeue leaves out jobs that have ended, and without --array all pending tasks of an array are
+        # one row.
         command = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--Format={FORMAT}"]
         answer = self._run(command, SETTINGS, seconds)
         if answer.code:
@@ -179,6 +183,7 @@ class Slurm(scheduler.Scheduler[Job]):
         if not job_ids:
             return {}
         fields = [f"--delimiter={SEPARATOR}", f"--format={SACCT_FIELDS}"]
+        # -X: else each step is a row, too. With -j sacct searches from the epoch on, without it since midnight.
         answer = self._sacct("-X", "-P", "-n", *fields, "-j", ",".join(job_ids))
         return {job.id: job for job in read_sacct(answer.out)} if answer.code == 0 else {}
 

@@ -88,11 +88,13 @@ class SlurmJob(CurrentJob):
         self._slurm.submit(
             str(script), ours, f"--begin=now+{math.ceil(seconds)}", "--nodes=1", "--ntasks=1", "--cpus-per-task=1",
             f"--time={REMINDER_MINUTES}", "--export=ALL", "--no-requeue", "--open-mode=append", f"--job-name={name}",
+            # In a path of --output, % begins a pattern.
             f"--output={str(log).replace('%', '%%')}", *where,
         )  # fmt: skip
 
     def exclude(self, nodes: Sequence[str]) -> None:
         """Only of a pending job, which a running one is as soon as it is queued again."""
+        # The value replaces the job's list.
         command = ["scontrol", "update", f"JobId={self.id}", f"ExcNodeList={self._without(nodes)}"]
         answer = self._slurm.answer(command)
         if answer.code:

@@ -17,6 +17,7 @@ _SQUEUE_FIELDS = (
     "JobArrayID", "ArrayJobID", "State", "Reason", "StartTime", "EndTime", "TimeLimit", "NodeList", "RestartCnt",
     "exit_code", "Name", "Comment", "SubmitTime", "Dependency", "PreemptTime",
 )  # fmt: skip
+# A suffix without a size makes squeue print the whole value: without a suffix it cuts each to 20 characters.
 FORMAT = ",".join(f"{field}:{SEPARATOR}" for field in _SQUEUE_FIELDS)
 """For `squeue --Format`."""
 SACCT_FIELDS = "JobID,State,Start,End,Timelimit,NodeList,ExitCode,JobName,Comment,Submit"

@@ -172,6 +172,7 @@ class SlurmLauncher(BatchLauncher[Job]):
             return dependency if after else None
         if dependency is not None and "?" in dependency:
             raise UserError(
+                # Slurm joins dependencies either all by `,` (and) or all by `?` (or).
                 f"is {dependency}, an alternative, and cannot be joined with --after",
                 where="backends.slurm.dependency",
                 fix="use one of the two",

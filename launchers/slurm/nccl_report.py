@@ -73,6 +73,7 @@ def _sum(nccl: ctypes.CDLL, unique: UniqueId, rank: int, size: int, gpu: int) ->
     _driven(driver.cuDeviceGet(ctypes.byref(device), gpu), "cuDeviceGet")
     _driven(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
     _driven(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+    # cuda.h maps the plain names to these; the plain symbols of the library take 32-bit sizes.
     _driven(driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(4)), "cuMemAlloc")
     value = ctypes.c_float(1.0)
     _driven(driver.cuMemcpyHtoD_v2(memory, ctypes.byref(value), ctypes.c_size_t(4)), "cuMemcpyHtoD")

@@ -116,6 +116,7 @@ def packages(names: Sequence[str]) -> dict[str, str]:
 def imports() -> str:
     """Why the ranks' imports fail; empty if they succeed. In a separate process: they may crash."""
     try:
+        # In /, because `-c` searches the current folder before Python's library; -P exists from CPython 3.11 only.
         result = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=40, cwd="/")
     except subprocess.TimeoutExpired:
         return "importing onnxruntime takes more than 40 s"
@@ -153,9 +154,11 @@ def afresh(folder: str) -> None:
 def lock(path: str) -> str:
     """Whether a lock that another machine holds is seen: held, free (not seen), or why there are no locks."""
     try:
+        # For writing: NFS emulates flock by locks of fcntl, of which an exclusive one needs that (flock(2)).
         with open(path, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        # fcntl's locks, as of NFS, may report EACCES where flock reports EWOULDBLOCK (fcntl(2)).
         return "held" if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else str(error.strerror)
     return "free"
 

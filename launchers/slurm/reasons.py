@@ -150,6 +150,7 @@ def waits(job: Job) -> str:
     explanation = _explained(job)
     if job.reason == "Dependency" and job.dependency:
         explanation = Reason(f"{explanation.message}: {job.dependency.replace('(unfulfilled)', '')}")
+    # A requeued job waits until its old credential has expired: cred_expire in AuthInfo, 120 s by default (22.05).
     if job.reason == "BeginTime" and job.restarts:
         explanation = Reason("Slurm delays its next start, for up to two minutes")
     fix = explanation.fix.replace("JOB", job.id)

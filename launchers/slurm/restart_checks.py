@@ -66,6 +66,7 @@ def _prolog(settings: Settings) -> Finding:
     flags, prolog = settings.get("PrologFlags", ""), settings.get("Prolog") or settings.get("Prolog[0]")
     if not prolog:
         return ok("PrologFlags", f"{flags or 'none'}; the site has no prolog")
+    # Contain and X11 imply Alloc (slurm.conf(5)).
     early = listed(settings, "PrologFlags").keys() & {"Alloc", "Contain", "X11"}
     when = "when the job begins" if early else "with the first step on each node"
     return ok("PrologFlags", f"{flags or 'none'}: the site's prolog runs {when}")

@@ -20,6 +20,7 @@ _NAMES = {
     "timelimit": "time", "mem-per-node": "mem", "no-requeue": "requeue", "array-inx": "array", "wait": "wait",
 }  # fmt: skip
 """Environment variables of sbatch that are not named like their option."""
+# SBATCH_WAIT, for one, would have sbatch return only at the end of the job.
 _NEVER = {"array", "wait", "error", "input", "wrap"}
 """Options that a submission must not take from the environment."""
 

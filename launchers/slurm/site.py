@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from ortflow.launchers.slurm.jobs import read_seconds
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*(?:\[\d+\])?)=(.*?)(?=\s+[A-Za-z]\w*(?:\[\d+\])?=|\s*$)")
+# A GPU may be followed by its sockets: gpu:a100:4(S:0-1).
 _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))*?:(\d+)(?=\(|,|$)")
 _AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "MAINT", "INVAL", "FUTURE")
 Settings = Mapping[str, str]
@@ -66,6 +67,7 @@ class Node:
     @property
     def up(self) -> bool:
         """Whether a job may start there, now or when another ends."""
+        # A state with a * is that of a node that does not respond at the moment (sinfo(1)).
         return not any(word in self.state for word in _AWAY) and not self.state.endswith("*")
 
 

@@ -12,6 +12,7 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXI
 _ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _ABORTED = "srun: Job step aborted"
 _CODE = re.compile(r"Exited with exit code (\d+)")
+# By strsignal(3), in the locale C, except for Out Of Memory.
 _SIGNALS = {
     "Killed": signal.SIGKILL,
     "Out Of Memory": signal.SIGKILL,
@@ -100,6 +101,7 @@ def verdict(output: str, returncode: int) -> Cause | None:
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"Slurm could not create the step: {match[1]}")
     ended = first_end(output)
     rank = next(iter(ended), None)
+    # The job itself ends as FAILED, not as OUT_OF_MEMORY (22.05, by cgroup as well as by OverMemoryKill).
     if rank is not None and ended[rank] == -signal.SIGKILL and _MEMORY.search(output):
         return Cause(Outcome.FAILURE, -signal.SIGKILL, f"rank {rank} was killed by SIGKILL (out of memory)", rank)
     return None

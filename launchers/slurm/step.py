@@ -70,6 +70,7 @@ class StepAttempt(Child):
         end = time.monotonic() + ABORT
         while self._child.poll() is None and time.monotonic() < end:
             with suppress(ProcessLookupError):
+                # At one interrupt srun shows the state of its tasks; at another within a second it ends them (srun(1)).
                 self._child.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self._child.wait(0.2)

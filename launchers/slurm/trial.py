@@ -143,6 +143,7 @@ def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait:
     job_id: str | None = None
     try:
         try:
+            # A SBATCH_SIGNAL of the user would be sent to the programs of the trial, which do not handle it.
             job_id = slurm.submit(str(file), {**settings(text, os.environ, Path.cwd()), "SBATCH_SIGNAL": None})
         except Refused as error:
             raise NotRun(from_error("job", refusal(error.message))) from error

@@ -183,6 +183,7 @@ def start_child(
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
                 env=dict(environment),
+                # The terminal sends a Ctrl-C to its whole foreground process group, and mpirun would kill the ranks.
                 start_new_session=True,
                 preexec_fn=processes.dies_with_parent(),
             )

@@ -144,6 +144,7 @@ class Notices:
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
+        # The first process of a session leads its group, which has all that a command has started.
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

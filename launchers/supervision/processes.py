@@ -28,10 +28,13 @@ def dies_with_parent() -> Callable[[], None]:
     if sys.platform != "linux":
         return lambda: None
     else:
+        # Looked up before the fork: behind it, another thread's lock on the loader would stay held for ever.
         parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
         def before_exec() -> None:
+            # Also when the thread that has started the child ends: that is its parent here (prctl(2)).
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # A parent that has died before that call sends no signal any more (prctl(2)).
             if os.getppid() != parent:
                 os._exit(1)
 

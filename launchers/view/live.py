@@ -92,6 +92,7 @@ def quiet_keys() -> Iterator[None]:
     try:
         yield
     finally:
+        # A process that is in the background by now would be stopped, unless it blocks SIGTTOU (POSIX, tcsetattr).
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
         with suppress(termios.error):
             termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

@@ -17,10 +17,12 @@ API_VERSION, KIND = "kubeflow.org/v2beta1", "MPIJob"
 def mpijob(context: Context) -> Document:
     """The document."""
     backend, workers = context.backend, _workers(context)
+    # With OnFailure the launcher pod and its log are removed when backoffLimit is exceeded (mpi-operator #354).
     replicas = {"Launcher": {"replicas": 1, "restartPolicy": "Never", "template": template(context, "launcher")}}
     if workers:
         replicas["Worker"] = {
             "replicas": workers,
+            # With Never a worker that was killed is never made again, and every retry fails (mpi-operator 0.8.2).
             "restartPolicy": "OnFailure",
             "template": template(context, "worker"),
         }

@@ -90,6 +90,7 @@ def role_binding(context: Context) -> Document:
         "kind": "RoleBinding",
         "metadata": metadata(context, context.job),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": context.job},
+        # Unlike an object, a subject has no default namespace.
         "subjects": [{"kind": "ServiceAccount", "name": context.supervisor, "namespace": context.namespace}],
     }
 
@@ -106,6 +107,7 @@ def supervisor(context: Context) -> Document:
             "-m",
             "ortflow.launchers.kubernetes.supervise",
             "--namespace",
+            # Expanded by the kubelet: no shell runs here.
             "$(NAMESPACE)",
             "--job",
             context.job,

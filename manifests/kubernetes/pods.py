@@ -102,6 +102,7 @@ def data_volume(context: Context) -> Document:
     if volume.claim or volume.create:
         source = {"persistentVolumeClaim": {"claimName": volume.claim or context.claim}}
     elif volume.host_path:
+        # Without a type the kubelet does not check that the folder is there.
         source = {"hostPath": {"path": volume.host_path, "type": "Directory"}}
     elif volume.nfs:
         source = {"nfs": {"server": volume.nfs.server, "path": volume.nfs.path}}
@@ -123,6 +124,7 @@ def _pod_security(context: Context) -> Document:
             "runAsGroup": security.run_as_group,
             "runAsNonRoot": True if security.run_as_user else None,
             "fsGroup": security.fs_group,
+            # By default the kubelet changes the group of all files at each mount, slowly where there are many.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": security.seccomp},
         }
@@ -276,6 +278,7 @@ def _volumes(context: Context) -> list[Document]:
     return [
         run_volume(context),
         data_volume(context),
+        # A container's own /dev/shm has 64 MiB, too few for NCCL.
         {"name": "shm", "emptyDir": memory},
         *({"name": volume.name, **volume.source} for volume in context.backend.volumes),
     ]

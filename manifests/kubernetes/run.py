@@ -33,6 +33,7 @@ def claim(context: Context) -> Document:
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
+        # `helm uninstall` would delete the claim, and with it the checkpoints.
         "metadata": metadata(context, context.claim, lasting=True, annotations={"helm.sh/resource-policy": "keep"}),
         "spec": present(
             {

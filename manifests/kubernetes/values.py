@@ -16,6 +16,7 @@ from typing import Any
 from ortflow.workflow.spec.kubernetes import KubernetesBackend
 from ortflow.workflow.spec.run import MonitorSection, Resources
 
+# Go's encoder escapes them even with SetEscapeHTML(false), as in toRawJson: JavaScript before ES2019 ends a line there.
 _ESCAPES = {"\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
@@ -56,6 +57,7 @@ def _pruned(values: Mapping[str, Any]) -> dict[str, Any]:
 def canonical(values: Any) -> str:
     """JSON with sorted keys, without blanks, and numbers as Go's encoder writes them."""
     if isinstance(values, dict):
+        # Go sorts the keys by their bytes in UTF-8, which is the order of code points.
         return "{" + ",".join(f"{_text(key)}:{canonical(values[key])}" for key in sorted(values)) + "}"
     if isinstance(values, list | tuple):
         return "[" + ",".join(map(canonical, values)) + "]"
@@ -79,6 +81,7 @@ def _number(number: float) -> str:
     if number == 0:
         return "-0" if math.copysign(1, number) < 0 else "0"
     shortest = repr(number)
+    # encoding/json writes an exponent outside of these bounds, as ES6 does, and without leading zeros.
     if 1e-6 <= abs(number) < 1e21:
         # The fewest digits that identify the number, and zeros.
         return format(Decimal(shortest), "f").removesuffix(".0")

@@ -56,6 +56,7 @@ def rank_prefix(spec: RunSpec, placement: Placement) -> list[str]:
             return []
         case "enroot":
             flags = [
+                # As in fstab; x-create=auto makes a mount point that the image lacks (Enroot, doc/image-format.md).
                 f"--mount={source}:{target}:none:x-create=auto,rbind{',ro' if mode == 'ro' else ''}"
                 for source, target, mode in mounts
             ]

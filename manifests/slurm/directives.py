@@ -154,8 +154,10 @@ def _how(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
         yield "requeue", "expedite" if placement.expedite else None
     # Sent to the supervisor process only, which knows whether the limit has changed and notifies the ranks in time.
     limit = spec.resources.time_limit
+    # Slurm may send it up to a minute too early (sbatch(1)).
     ahead = min(slurm.signal_seconds, parse_time(limit) // 2) if limit is not None else slurm.signal_seconds
     yield "signal", f"B:{SIGNAL}@{max(1, ahead)}"
+    # Otherwise a requeued job truncates its log (JobFileAppend is 0 by default).
     yield "open-mode", "append"
     if placement.run_file is None:
         # If its folder does not exist, Slurm starts nothing: a run directory created by the job cannot contain it.

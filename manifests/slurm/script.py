@@ -65,6 +65,7 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield "# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job."
     if not slurm.epilogue:
         yield batch.LEAVE
+        # exec: the signal of `--signal=B:` reaches this shell alone, so the supervisor process must take its place.
         yield from batch.with_input(shell(["exec", *command[0]], *command[1:]), placement.run_file)
         return
     # Slurm's signals are for the supervisor process; this shell must outlive them.
@@ -75,6 +76,7 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield from batch.with_input(shell(["exec", *command[0]], *command[1:]), placement.run_file)
     yield ") &"
     yield "ortflow_run_supervisor=$! ortflow_wait=1"
+    # bash's wait returns at a trapped signal, while the supervisor process still runs (bash(1), SIGNALS).
     yield 'while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_run_supervisor"; ortflow_code=$?; done'
     yield ""
     yield from map(shell_line, slurm.epilogue)

@@ -35,6 +35,7 @@ REPORT = "node_report.py"
 _OMIT: tuple[DirectiveName, ...] = ("open-mode", "signal")
 _NODE = (
     'cd /; [ "${SLURM_LOCALID:-0}" = 0 ] || exit 0; me="$1/$SLURMD_NODENAME"; shift; '
+    # In braces: a shell's own message, that it cannot open the file, comes before a redirection behind it.
     '{ date +%s.%N >"$me.seen"; } 2>/dev/null || exit 0; '
     '"$@" >"$me.log" 2>&1; echo $? >"$me.code"'
 )

@@ -92,6 +92,7 @@ def reachable(verb: Callable[..., None]) -> Callable[..., None]:
     context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
     added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in OURS.items()]
     parameters = [context, *(parameter.replace(kind=kind) for parameter in own_parameters), *added]
+    # typer reads both: names and defaults from the signature, hints from the annotations.
     carried_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     carried_out.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     carried_out.__name__, carried_out.__doc__ = verb.__name__, verb.__doc__

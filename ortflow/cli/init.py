@@ -145,4 +145,5 @@ def _text(value: Any) -> str:
         return f"[{', '.join(_text(element) for element in value)}]"
     if not isinstance(scalar(value), str):
         return json.dumps(value)  # 1e-3 is text here
+    # PyYAML folds at 80 columns, and ends a document that is a plain scalar with a line `...`.
     return yaml.safe_dump(value, width=10**6).removesuffix("\n").removesuffix("\n...")

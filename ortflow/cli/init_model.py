@@ -129,6 +129,7 @@ def _yaml(value: Any) -> str:
 
     if isinstance(value, list):
         return json.dumps(value)
+    # PyYAML folds at 80 columns, and ends a document that is a plain scalar with a line `...`.
     return yaml.safe_dump(value, width=10**6).removesuffix("\n").removesuffix("\n...")
 
 

@@ -227,6 +227,7 @@ def print_table(rows: Sequence[tuple[str, ...]], give_way: Sequence[str]) -> Non
     width = None
     if sys.stdout.isatty():
         # Queries the terminal: COLUMNS may be from another one or outdated.
+        # A terminal whose size nobody has set, such as a new pseudo-terminal, has 0 columns.
         width = os.get_terminal_size(sys.stdout.fileno()).columns or shutil.get_terminal_size().columns
     for text in table(fitted(rows, width, give_way)):
         typer.echo(cut(text, width))

@@ -199,4 +199,5 @@ def _trend(root: Path) -> str:
 def _columns() -> int:
     import os
 
+    # A terminal whose size nobody has set, such as a new pseudo-terminal, has 0 columns.
     return os.get_terminal_size(sys.stdout.fileno()).columns or 80

@@ -11,6 +11,7 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+# In the mode for applications (DECCKM) the arrows send ESC O in place of ESC [ (console_codes(4)).
 _KEYS = re.compile(rb"\x1b[\[O]([ABCDHF])|\x1b\[[\d;]*[~A-Za-z]|(\x1b)(?![\[O])|([ -~\r\n])")
 _ARROWS = {b"A": "up", b"B": "down", b"C": "right", b"D": "left", b"H": "home", b"F": "end"}
 _REST_SECONDS = 0.05
@@ -78,6 +79,7 @@ def opened() -> Iterator[Keys | None]:
     try:
         yield Keys(descriptor)
     finally:
+        # A process that is in the background by now would be stopped, unless it blocks SIGTTOU (POSIX, tcsetattr).
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
         with suppress(termios.error):
             termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

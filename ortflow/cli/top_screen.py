@@ -63,6 +63,7 @@ class Screen:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
+            # The terminal sends a Ctrl-C, which ends the table, to its whole foreground process group.
             start_new_session=True,
         )
         self._reports.append((run.name, process))

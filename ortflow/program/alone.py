@@ -81,6 +81,7 @@ def _publish(temporary: Path, final: Path) -> None:
     if final.exists():
         final.rename(replaced)
     temporary.rename(final)
+    # A new name is durable when the folder that holds it is (fsync(2)).
     _sync(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 

@@ -70,7 +70,9 @@ class Link:
             stream = socket.create_connection(parse_address(address), timeout=HELLO_SECONDS)
         except (OSError, ValueError) as error:
             raise ProgramError(f"no rank process of ortflow answers at {address}: {error}") from error
+        # create_connection leaves its time-out on the socket.
         stream.settimeout(None)
+        # A small message would wait until the one before is acknowledged (Nagle's algorithm).
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return stream
 

@@ -122,6 +122,7 @@ class Feed:
         """Have new workers begin each pass: the states of old ones cannot be restored. With keys they need not be."""
         loader: Any = self.loader
         if self.kind == "replay" and getattr(loader, "persistent_workers", False):
+            # torch's DataLoader keeps the iterator of persistent workers here, and would use it again.
             loader._iterator = None
 
     def _generators(self) -> list[Any]:

@@ -14,6 +14,7 @@ def capture(*, device: bool = True) -> dict[str, Any]:
         states["numpy"] = numpy.random.get_state()
     if (torch := sys.modules.get("torch")) is not None:
         states["torch"] = torch.get_rng_state()
+        # Asking for the state of a GPU that is not in use would initialise CUDA on it.
         if device and torch.cuda.is_available() and torch.cuda.is_initialized():
             states["cuda"] = torch.cuda.get_rng_state_all()
     return states

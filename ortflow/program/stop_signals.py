@@ -40,6 +40,7 @@ class StopSignals:
             return
         self.pipe, writable = os.pipe()
         os.set_blocking(self.pipe, False)
+        # set_wakeup_fd refuses a descriptor that blocks.
         os.set_blocking(writable, False)
         previous = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
         if previous != -1:

@@ -169,6 +169,7 @@ def _unpickle(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         # The run's own file, whose hash was verified: it has more than tensors.
         content: dict[str, Any] = (
+            # By default torch loads a tensor to the device that it was saved from, which may be another rank's GPU.
             torch.load(file, weights_only=False, map_location="cpu") if torch else pickle.load(file)
         )
     return content

@@ -84,6 +84,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
     """The elements as integers, in one row."""
     flat = tensor.reshape(-1)
     if flat.is_complex():
+        # torch conjugates lazily, by a flag of the view: the memory still has the other numbers.
         flat = torch.view_as_real(flat.resolve_conj()).reshape(-1)
     integers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
     return flat.contiguous().view(integers[flat.element_size()])

@@ -87,6 +87,7 @@ def _read(dataset: Any, sample: Any) -> Any:
 def _seed(key: int) -> None:
     random.seed(key)
     if (numpy := sys.modules.get("numpy")) is not None:
+        # numpy's legacy seed has 32 bits.
         numpy.random.seed(key & 0xFFFFFFFF)
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(key >> 1)
