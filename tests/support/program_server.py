@@ -105,7 +105,8 @@ class ProgramServer:
             "seconds_left": seconds,
         }
         for connection in ranks.values():
-            connection.send(prepare)
+            with contextlib.suppress(OSError):  # the rank has ended
+                connection.send(prepare)
         self.wait(lambda server: set(server._bounds) >= set(ranks) & set(server.ranks))
         check = max(self._bounds.values(), default=0)
         for connection in ranks.values():

@@ -72,6 +72,19 @@ def test_near_forms_are_written_and_measured(convolution: bool, tmp_path: Path) 
     assert {each.name for each in tmp_path.iterdir()} == names
 
 
+@pytest.mark.parametrize("convolution", [False, True])
+@pytest.mark.filterwarnings("ignore")
+def test_products_of_8_bits_saturate_on_no_processor(convolution: bool, tmp_path: Path) -> None:
+    path = model(tmp_path / "model.onnx", convolution)
+    batches = samples(*((3, 8, 8) if convolution else (8,)))
+    (variant,) = write_variants(path, ExportSection(quantize="int8"), batches)
+    tensors = [numpy_helper.to_array(tensor) for tensor in onnx.load(variant.path).graph.initializer]
+    weights = [tensor.astype(int) for tensor in tensors if tensor.dtype == np.int8 and tensor.ndim > 1]
+    assert len(weights) == 2
+    # Without VNNI, two products of an element of at most 255 and a weight are added in 16 bits.
+    assert all(2 * 255 * np.abs(weight).max() < 2**15 for weight in weights)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_form_beyond_the_tolerance_is_refused(tmp_path: Path) -> None:
     path = model(tmp_path / "model.onnx")

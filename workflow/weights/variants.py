@@ -238,15 +238,17 @@ def _quantize(model: Path, out: Path, feeds: Sequence[Mapping[str, Array]]) -> N
         def get_next(self) -> Any:
             return next(self._left, None)
 
+    # Weights of 7 bits (`reduce_range`): on x86 without VNNI, ONNX Runtime adds two products of 8 bits in 16, which
+    # saturate without a word (its guide to quantization; 1.19: 14% off instead of 2%). The model may run anywhere.
     # It logs advice to the root logger.
     logging.getLogger().setLevel(max(logging.ERROR, logging.getLogger().level))
     if any(node.op_type == "Conv" for node in onnx.load(model).graph.node):
         quantize_static(
             model, out, Reader(), quant_format=QuantFormat.QDQ, per_channel=True, weight_type=QuantType.QInt8,
-            activation_type=QuantType.QUInt8,
+            activation_type=QuantType.QUInt8, reduce_range=True,
         )  # fmt: skip
     else:
-        quantize_dynamic(model, out, per_channel=True, weight_type=QuantType.QInt8)
+        quantize_dynamic(model, out, per_channel=True, weight_type=QuantType.QInt8, reduce_range=True)
 
 
 def _session(path: Path, key: str) -> Any:
