@@ -200,7 +200,7 @@ def _open_shard(file: Path) -> _Shard:
 
 def _map_shard(file: Path) -> _Shard:
     with pa.memory_map(str(file)) as mapped:
-        whole = mapped.read_buffer()
+        file_buffer = mapped.read_buffer()
         mapped.seek(0)
         reader = pa.ipc.open_file(mapped)
         _check_version(reader.schema)
@@ -216,7 +216,7 @@ def _map_shard(file: Path) -> _Shard:
             shard.counts.append(batch.num_rows)
             shard.views.append({name: view(batch.column(name), name, columns[name]) for name in columns})
             shard.ranges.append(decode_ranges(metadata))
-    if not all(_lies_in(views, whole) for views in shard.views):
+    if not all(_lies_in(views, file_buffer) for views in shard.views):
         raise UnusableError("is compressed, and cannot be read in random order")
     return shard
 

@@ -157,8 +157,8 @@ def _listed(system: Any, path: str, *, patterns: bool) -> _Remote:
 
 def _state(info: Mapping[str, Any]) -> dict[str, str]:
     """What says whether a file has changed."""
-    known = {key.lower(): str(value) for key, value in info.items() if value is not None}
-    return {key: known[key] for key in (*_VERSION_KEYS, "size") if key in known}
+    fields = {key.lower(): str(value) for key, value in info.items() if value is not None}
+    return {key: fields[key] for key in (*_VERSION_KEYS, "size") if key in fields}
 
 
 def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, partial: Path, *, patterns: bool) -> None:
@@ -171,8 +171,8 @@ def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, part
         for source, target, size in zip(remote.sources, targets, remote.sizes, strict=True):
             arrived = target.stat().st_size if target.exists() else 0
             if size is not None and arrived != size:
-                what = f"arrived with {arrived} bytes instead of the {size} that its server names"
-                raise UserError(what, where=_source(url, source), fix="try again")
+                message = f"arrived with {arrived} bytes instead of the {size} that its server names"
+                raise UserError(message, where=_source(url, source), fix="try again")
         with _explained(url):
             system.invalidate_cache()
             now = _listed(system, path, patterns=patterns).version
@@ -186,9 +186,9 @@ def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, part
         pass
     except OSError as error:
         if not folder.is_dir():
-            what = f"cannot be kept in {folder.parent} ({error.strerror or error})"
+            message = f"cannot be kept in {folder.parent} ({error.strerror or error})"
             raise UserError(
-                what, where=without_secrets(url), fix="make room, or set ORTFLOW_CACHE to another folder"
+                message, where=without_secrets(url), fix="make room, or set ORTFLOW_CACHE to another folder"
             ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -231,8 +231,8 @@ def _explained(url: str) -> Iterator[None]:
             f"needs another package ({_line(error, url)})", where=without_secrets(url), fix=_INSTALL
         ) from None
     except PermissionError as error:
-        what = f"access is denied ({_line(error, url)})"
-        raise UserError(what, where=without_secrets(url), fix=_CREDENTIALS) from None
+        message = f"access is denied ({_line(error, url)})"
+        raise UserError(message, where=without_secrets(url), fix=_CREDENTIALS) from None
     except FileNotFoundError as error:
         # fsspec's http raises it for every failure.
         cause = error.__cause__

@@ -129,7 +129,7 @@ class Workers:
                     self._workers.append(worker)
                     selector.register(worker.output, selectors.EVENT_READ, worker)
                 # The worker with the fewest tasks first.
-                for worker in sorted(self._workers, key=lambda each: len(each.tasks)):
+                for worker in sorted(self._workers, key=lambda candidate: len(candidate.tasks)):
                     while waiting and len(worker.tasks) < _QUEUED:
                         worker.tasks.append(waiting.popleft())
                         try:
@@ -145,8 +145,8 @@ class Workers:
                         self._replace(worker, tasks, waiting, ended)
                         continue
                     if fault is not None:
-                        what, where, fix, by_user = fault
-                        raise UserError(what, where=where, fix=fix) if by_user else OrtflowError(what)
+                        message, location, fix, by_user = fault
+                        raise UserError(message, where=location, fix=fix) if by_user else OrtflowError(message)
                     worker.tasks.remove(number)
                     results[number] = samples
         return results
@@ -162,12 +162,12 @@ class Workers:
             first = worker.tasks[0]
             ended[first] += 1
             if ended[first] >= _ATTEMPTS:
-                how = signal_name(-code) if code < 0 else f"exit code {code}"
+                ending = signal_name(-code) if code < 0 else f"exit code {code}"
                 _, key, _, _, indices, _ = tasks[first]
                 samples = ", ".join(map(str, indices[:8].tolist())) + (" and others" if len(indices) > 8 else "")
                 raise OrtflowError(
-                    f"{_ATTEMPTS} worker processes of the data ended ({how}) while they made the samples {samples} of "
-                    f"{self._paths[key]}"
+                    f"{_ATTEMPTS} worker processes of the data ended ({ending}) while they made the samples {samples} "
+                    f"of {self._paths[key]}"
                 )
         waiting.extendleft(reversed(worker.tasks))
 

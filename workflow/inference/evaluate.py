@@ -123,7 +123,7 @@ class Evaluation:
             limits,
             micro_batch=spec.data.micro_batch,
             smaller_batch=spec.data.last_batch != "pad",
-            where="--data",
+            key_path="--data",
         )
         trainer = builder.open(SoloCommunicator(), CpuDevice(), threads or os.cpu_count() or 1, ())
         assert isinstance(trainer, GraphTrainer)

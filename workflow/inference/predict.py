@@ -145,7 +145,7 @@ class Prediction:
         fixed = next((int(each.shape[0]) for each in inputs if each.shape and each.shape[0]), None)
         size = fixed or self.asked.micro_batch or 32
         feeds = check_inputs(
-            dataset, inputs, columns, limits, micro_batch=size, smaller_batch=fixed is None, where="--data"
+            dataset, inputs, columns, limits, micro_batch=size, smaller_batch=fixed is None, key_path="--data"
         )
         if any(feed.length is None and dataset.columns[feed.source.column].variable for feed in feeds):
             size = 1  # padding would change what the model computes, and the rows' shapes

@@ -125,7 +125,7 @@ class Stream:
             micro_batch=micro_batch,
             smaller_batch=section.last_batch == "keep" or (evaluating and section.last_batch == "drop"),
             samples=section.eval_samples if evaluating else None,
-            where=where,
+            key_path=where,
         )
         return dataset, feeds
 

@@ -74,15 +74,15 @@ def _in_sequence(places: Sequence[Path]) -> list[dict[str, Array]]:
     groups = [files_of([folder], ".npy") for folder in folders] or [list(places)]
     parts: list[dict[str, Array]] = []
     for number, group in enumerate(groups):
-        where = str(folders[number] if folders else group[0])
+        location = str(folders[number] if folders else group[0])
         stems = [file.stem for file in group]
         twice = next((file for file in group if stems.count(file.stem) > 1), None)
         if twice is not None:
             fix = "rename one, or put the files of each part into a folder of its own"
             raise UserError(f"is a second array {twice.stem!r}", where=str(twice), fix=fix)
-        parts.append(_checked({file.stem: _mapped(file) for file in group}, where))
+        parts.append(_checked({file.stem: _mapped(file) for file in group}, location))
         if _kinds(parts[-1]) != _kinds(parts[0]):
-            raise UserError(f"its arrays differ from those of {folders[0].name}", where=where)
+            raise UserError(f"its arrays differ from those of {folders[0].name}", where=location)
     return parts
 
 
@@ -90,24 +90,24 @@ def _kinds(part: dict[str, Array]) -> dict[str, object]:
     return {name: (array.dtype, array.shape[1:]) for name, array in part.items()}
 
 
-def _checked(part: dict[str, Array], where: str) -> dict[str, Array]:
+def _checked(part: dict[str, Array], location: str) -> dict[str, Array]:
     """The arrays as columns: of one length, of numbers in the machine's byte order, and booleans as uint8."""
     if not part:
-        raise UserError("contains no array", where=where, fix="save it again")
+        raise UserError("contains no array", where=location, fix="save it again")
     for name, array in part.items():
-        check_storable(name, array.dtype, array.shape, where)
+        check_storable(name, array.dtype, array.shape, location)
     if len({len(array) for array in part.values()}) > 1:
-        reported = ", ".join(f"{name} has {len(array)}" for name, array in part.items())
-        raise UserError(f"arrays differ in their number of samples: {reported}", where=where)
-    return {name: _native(array, name, where) for name, array in part.items()}
+        counts = ", ".join(f"{name} has {len(array)}" for name, array in part.items())
+        raise UserError(f"arrays differ in their number of samples: {counts}", where=location)
+    return {name: _native(array, name, location) for name, array in part.items()}
 
 
-def _native(array: Array, name: str, where: str) -> Array:
+def _native(array: Array, name: str, location: str) -> Array:
     if array.dtype.kind == "b":
         return array.view(np.uint8)
     if not array.dtype.isnative:
         raise UserError(
-            f"array {name!r} is {array.dtype.str}, of the other byte order", where=where,
+            f"array {name!r} is {array.dtype.str}, of the other byte order", where=location,
             fix=f"save it as {array.dtype.newbyteorder('=').name}",
         )  # fmt: skip
     return array
@@ -128,10 +128,10 @@ def _archive(file: Path) -> dict[str, Array]:
                 raise UserError(f"holds two arrays {name!r}", where=str(file), fix="save it again")
             if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
                 stream.seek(member.header_offset)
-                signature, named, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+                signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
                 if signature != b"PK\x03\x04":
                     raise ValueError("a member's header is damaged")
-                stream.seek(named + extra, os.SEEK_CUR)
+                stream.seek(name_bytes + extra_bytes, os.SEEK_CUR)
                 part[name] = _map_at(stream, file, name, stream.tell() + member.file_size)
                 continue
             decoded += member.file_size

@@ -47,8 +47,8 @@ class Preparation:
         section = section or ImagesSection.model_construct()
         for key, values in (("mean", section.mean), ("std", section.std)):
             if values and len(values) != section.channels:
-                what = f"has {len(values)} numbers for {section.channels} channels"
-                raise UserError(what, where=f"images.{key}", fix="give one for each channel")
+                message = f"has {len(values)} numbers for {section.channels} channels"
+                raise UserError(message, where=f"images.{key}", fix="give one for each channel")
         for key, size in (("resize", section.resize), ("crop", section.crop)):
             if isinstance(size, list) and len(size) != 2:
                 raise UserError(f"has {len(size)} numbers", where=f"images.{key}", fix="give [height, width]")
@@ -100,8 +100,8 @@ class Preparation:
         if isinstance(resize, int):
             short, long = sorted(image.size)
             longer = int(resize * long / short)
-            wanted = (resize, longer) if image.width <= image.height else (longer, resize)
-            image = image if image.size == wanted else image.resize(wanted, Image.Resampling.BILINEAR)
+            target_size = (resize, longer) if image.width <= image.height else (longer, resize)
+            image = image if image.size == target_size else image.resize(target_size, Image.Resampling.BILINEAR)
         elif resize is not None and image.size != (resize[1], resize[0]):
             image = image.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
         if self.section.crop is not None and width <= image.width and height <= image.height:
@@ -157,8 +157,8 @@ def _opened(data: bytes, name: str, channels: int) -> Image.Image:
         reason = "no known format" if unknown else str(error).partition("\n")[0].replace(repr(data), "")
         raise UserError(f"cannot be decoded ({reason})", where=name, fix="replace or remove it") from None
     if image.mode in ("I", "F"):
-        what = f"has pixels of type {image.mode}, whose range is unknown"
-        raise UserError(what, where=name, fix="save it with 8 or 16 bits a channel")
+        message = f"has pixels of type {image.mode}, whose range is unknown"
+        raise UserError(message, where=name, fix="save it with 8 or 16 bits a channel")
     if image.mode in ("P", "PA") and "transparency" in image.info:
         image = image.convert("RGBA")
     converted: Image.Image = image.convert("RGB" if channels == 3 else "L")

@@ -96,8 +96,8 @@ def _wave(file: BinaryIO, name: str, size: int) -> _Wave:
         raise struct.error
     code, channels, rate, _, _, bits = described
     if (code, bits) not in {(_PCM, 8), (_PCM, 16), (_PCM, 24), (_PCM, 32), (_FLOAT, 32), (_FLOAT, 64)}:
-        what = f"holds samples of {bits} bits in the WAV format {code}"
-        raise UserError(what, where=name, fix="save it as PCM of 8, 16, 24 or 32 bits, or as floats")
+        message = f"holds samples of {bits} bits in the WAV format {code}"
+        raise UserError(message, where=name, fix="save it as PCM of 8, 16, 24 or 32 bits, or as floats")
     start = file.tell()
     if start + count > size:
         raise UserError(f"is truncated: it has {size - start} of {count} bytes of sound", where=name, fix=_FIX)
@@ -117,8 +117,8 @@ def _pcm(data: bytes, header: _Wave) -> Array:
     elif header.bits == 8:
         flat = (np.frombuffer(data, np.uint8, count, header.start).astype(np.float32) - 128) / np.float32(128)
     else:
-        whole = np.frombuffer(data, f"<i{header.bits // 8}", count, header.start)
-        flat = (whole / 2.0 ** (header.bits - 1)).astype(np.float32)
+        integers = np.frombuffer(data, f"<i{header.bits // 8}", count, header.start)
+        flat = (integers / 2.0 ** (header.bits - 1)).astype(np.float32)
     return np.ascontiguousarray(flat.reshape(header.length, header.channels).T)
 
 

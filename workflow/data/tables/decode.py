@@ -167,8 +167,8 @@ def _canonical(batch: pa.RecordBatch, schema: pa.Schema, path: Path, first: int)
             columns.append(column.cast(target.type, safe=is_whole))
         except pa.ArrowInvalid as error:
             reason = str(error).partition("\n")[0]
-            where = f"{path}, rows {first} to {first + batch.num_rows - 1}"
-            raise UserError(f"column {target.name!r} cannot be read ({reason})", where=where) from None
+            location = f"{path}, rows {first} to {first + batch.num_rows - 1}"
+            raise UserError(f"column {target.name!r} cannot be read ({reason})", where=location) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
