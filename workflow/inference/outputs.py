@@ -52,8 +52,8 @@ def writing(path: Path, samples: int) -> Iterator[Writer]:
         ".npz": _Npz,
     }
     if path.suffix not in kinds:
-        known = ", ".join(kinds)
-        raise UserError(f"{path.name} has an unknown suffix", where="--output", fix=f"use one of {known}")
+        suffixes = ", ".join(kinds)
+        raise UserError(f"{path.name} has an unknown suffix", where="--output", fix=f"use one of {suffixes}")
     if os.path.lexists(path):
         raise UserError(f"{path} exists, so it is not replaced", where="--output", fix="choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
