@@ -24,6 +24,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.system.files import open_regular
 
 _HEADERS = {
+    # numpy writes 3.0 only where names of fields are not Latin-1: arrays of plain numbers have 1.0 or 2.0.
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
@@ -132,6 +133,7 @@ def _readable(files: Sequence[Path]) -> Iterator[None]:
     """Convert exceptions of zip and numpy readers to one sentence."""
     try:
         yield
+    # zipfile raises RuntimeError for encrypted members, NotImplementedError for compression that it does not know.
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
         location = ", ".join(map(str, files))
         reason = str(error).partition("\n")[0]

@@ -201,6 +201,7 @@ def _filled_up(indices: Indices, count: int) -> Indices:
     """
     if len(indices) == 0:
         return np.zeros(count, dtype=np.int64)
+    # The function repeats the array; the method of the same name would append zeros.
     return np.resize(indices, count)
 
 

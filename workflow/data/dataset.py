@@ -123,6 +123,7 @@ class Dataset:
         """
         views = self._fixed[name]
         if len(views) == 1:
+            # A third of the time of `views[0][indices]` (numpy 2.4, 256 rows of 256 bytes).
             return views[0].take(indices, axis=0)
         batches, rows = self._locate(indices)
         column = self.columns[name]
@@ -179,6 +180,7 @@ def _shard_files(path: Path) -> list[Path]:
 
 def _open_shard(file: Path) -> _Shard:
     try:
+        # pyarrow takes paths as UTF-8, and its UnicodeEncodeError, a ValueError, would be taken for damage below.
         str(file).encode()
     except UnicodeEncodeError:
         raise UserError("has a name that is not UTF-8", where=str(file), fix="rename it") from None
@@ -199,6 +201,7 @@ def _open_shard(file: Path) -> _Shard:
 
 
 def _map_shard(file: Path) -> _Shard:
+    # Buffers of the file keep it mapped after it is closed.
     with pa.memory_map(str(file)) as mapped:
         file_buffer = mapped.read_buffer()
         mapped.seek(0)

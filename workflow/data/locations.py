@@ -41,6 +41,7 @@ def are_there(section: DataSet) -> bool:
 
 
 def _expanded(text: str) -> list[Path]:
+    # The name of a file may have the characters of a URL or of a pattern: what exists is that file.
     if not os.path.lexists(text) and (url := url_of(text)) is not None:
         from ortflow.workflow.data.remote import fetched
 

@@ -32,6 +32,7 @@ def _key(*numbers: int) -> int:
     """Combine several numbers, in order, to one 64-bit key."""
     word = 0
     for number in numbers:
+        # An array of one element: numpy warns of the overflow of a scalar, not of an array.
         mixed = _mix(np.array([(word + number + 1) * 0x9E3779B97F4A7C15 & _MASK], dtype=np.uint64))
         word = int(mixed[0])
     return word

@@ -74,6 +74,7 @@ def _blocks(files: Sequence[Path]) -> Iterator[Array]:
             while data := file.read(BATCH_BYTES - len(block)):
                 block += data
                 if len(block) == BATCH_BYTES:
+                    # A copy: a bytearray that an array refers to cannot be cleared.
                     yield np.frombuffer(bytes(block), np.uint8)
                     block.clear()
     if block:

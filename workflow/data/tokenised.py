@@ -97,6 +97,7 @@ def _tokenise(documents: Iterable[str], text: TextSection, tokens: Path, ends: P
                     file.write(np.array(ids, kind).tobytes())
             file.flush()
             total = sum(lengths)
+            # mmap refuses a length of 0.
             values = np.memmap(file, kind, "r", 0, total) if total else np.empty(0, kind)
             with replacing(tokens) as target:
                 np.save(target, values)

@@ -267,8 +267,10 @@ class Function:
 
     def apply(self, name: str, number: int, before: Before, draws: Draws) -> Array:
         value, function = before(name, number), function_of(self.name)
+        # numpy keeps the stream of a bit generator in all versions (NEP 19); Generator's methods may change.
         random = np.random.Generator(np.random.Philox(draws.word()))
         try:
+            # A function may write to its argument, which may be a read-only view of a mapped file.
             result = np.asarray(function(value.copy(), random))
         except Exception as error:  # whatever a user's function raises
             reason = f"raised {type(error).__name__} for sample {number}: {error}"

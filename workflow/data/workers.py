@@ -104,6 +104,7 @@ class Workers:
             flat = memoryview(out.reshape(-1).view(np.uint8).data)
             done = 0
             while done < len(flat):
+                # One call reads at most 2 GiB (read(2)).
                 done += os.preadv(self._memory, [flat[done:]], done)
         return []
 
@@ -180,6 +181,7 @@ class Workers:
             process = start_module(
                 "ortflow.workflow.data.worker", str(self._memory), bufsize=0, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, pass_fds=[self._memory],
+                # numpy's OpenBLAS starts a thread for each core when it is imported, here in each worker.
                 variables={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )  # fmt: skip
         except OSError as error:

@@ -192,6 +192,7 @@ def _foreign_file(path: Path) -> str | None:
 def _is_set_file(path: Path) -> bool:
     """Whether the file's Arrow schema has the mark of our format."""
     try:
+        # pyarrow opens the path by itself, and would wait for a pipe's writer.
         os.close(open_regular(path))
         with pa.memory_map(str(path)) as source:
             return VERSION_KEY in (pa.ipc.open_file(source).schema.metadata or {})

@@ -192,6 +192,7 @@ def _unlabelled(root: Path, kind: Kind) -> tuple[list[str], list[int]]:
 
 def _from_table(root: Path, kind: Kind) -> tuple[list[str], list[str], list[int], list[int]]:
     table = root / TABLE
+    # Spreadsheets begin UTF-8 with a byte order mark.
     with open(table, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         if next(rows, None) != ["file", "label"]:

@@ -102,6 +102,7 @@ def _checked(samples: Encoded, numbers: Sequence[int]) -> Bad:
     bad: Bad = []
     began = noted = time.monotonic()
     # Decoders leave the interpreter's lock.
+    # macOS has no affinity of a process.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None) as pool:
         for first in range(0, len(numbers), _AT_A_TIME):
             part = numbers[first : first + _AT_A_TIME]

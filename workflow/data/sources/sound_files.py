@@ -88,7 +88,9 @@ def _wave(file: BinaryIO, name: str, size: int) -> _Wave:
             content = file.read(count)
             described = struct.unpack("<HHIIHH", content[:16])
             if described[0] == _EXTENSIBLE:
+                # The code is at the beginning of the GUID in WAVE_FORMAT_EXTENSIBLE.
                 described = (*struct.unpack("<H", content[24:26]), *described[1:])
+            # Chunks are padded to even lengths, which their sizes do not count.
             file.seek(count % 2, os.SEEK_CUR)
         else:
             file.seek(count + count % 2, os.SEEK_CUR)
@@ -110,11 +112,13 @@ def _pcm(data: bytes, header: _Wave) -> Array:
     if header.code == _FLOAT:
         flat = np.frombuffer(data, f"<f{header.bits // 8}", count, header.start).astype(np.float32)
     elif header.bits == 24:
+        # numpy has no integers of 24 bits: these are the upper ones of 32.
         parts = np.frombuffer(data, np.uint8, 3 * count, header.start).reshape(count, 3)
         wide = np.zeros((count, 4), np.uint8)
         wide[:, 1:] = parts
         flat = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
     elif header.bits == 8:
+        # Only samples of 8 bits are unsigned.
         flat = (np.frombuffer(data, np.uint8, count, header.start).astype(np.float32) - 128) / np.float32(128)
     else:
         integers = np.frombuffer(data, f"<i{header.bits // 8}", count, header.start)

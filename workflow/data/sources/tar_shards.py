@@ -79,6 +79,7 @@ class TarBlobs:
         self.identity = hashing.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
+        # A descriptor is a number of this process: a worker opens its own.
         return {**self.__dict__, "_open": {}}
 
     def __del__(self) -> None:
@@ -190,6 +191,7 @@ def _samples(file: Path, stream: io.BufferedReader) -> Iterator[tuple[str, dict[
     """Key, and {end of the name: (offset, size)}, of each sample: of neighbours with one name up to its first dot."""
     present: dict[str, tuple[int, int]] = {}
     current, earlier_keys = "", set()
+    # Not `r`, which also reads compressed files, and gives offsets in what they contain.
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep them all

@@ -102,6 +102,7 @@ class Documents:
 
     def scan(self, name: str) -> Iterator[tuple[int, Ragged]]:
         """All documents."""
+        # Takes one byte, whatever the number of tokens.
         ones = np.broadcast_to(np.uint8(1), self._ragged.values.shape)
         yield 0, self._ragged if name == TOKENS else Ragged(ones, self._ragged.offsets)
 

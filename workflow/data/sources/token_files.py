@@ -67,8 +67,10 @@ def _mapped(file: Path, tokens: TokensSection) -> Array:
                     where=str(file),
                     fix="correct tokens.dtype or tokens.offset",
                 )
+            # mmap refuses a length of 0.
             if not size:
                 return np.empty(0, dtype)
+            # As a plain array: a slice of a memmap takes ten times as long (numpy 2.4: 7 us).
             mapped: Array = np.memmap(stream, dtype, "r", tokens.offset).view(np.ndarray)
             return mapped
     except OSError as error:

@@ -78,6 +78,7 @@ class ColumnarTable:
 
 
 def _mapped(path: Path) -> list[pa.RecordBatch]:
+    # Buffers of the file keep it mapped after it is closed.
     with pa.memory_map(str(path)) as mapped:
         reader = pa.ipc.open_file(mapped)
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]

@@ -73,6 +73,7 @@ def parse(
         faults[number] = f"has {fields}, and the header has {row.expected_columns}"
         return "skip"
 
+    # pyarrow refuses a record that is longer than a block.
     block = 1 << 20 if threads else max(len(data), 1) + 1
     # pyarrow divides text into blocks faster if it may assume that each line feed ends a record.
     lines = b'"' not in data or (records is not None and data.count(b"\n") <= records)

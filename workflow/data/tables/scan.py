@@ -249,6 +249,7 @@ def _as_stated(table: pa.Table, types: Mapping[str, str]) -> tuple[pa.Table, dic
 def _number(text: str) -> float | None:
     """A number as Arrow reads it."""
     try:
+        # Python's float also takes 1_000, and blanks around a number.
         number: float = pa.scalar(text).cast(pa.float64()).as_py()
     except pa.ArrowInvalid:
         return None

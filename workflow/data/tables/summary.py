@@ -116,6 +116,7 @@ class Summary:
         """
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
+        # pyarrow reads 12:30 in a CSV as a time of day.
         if pa.types.is_time(column.type):
             column, self.reread = column.cast(pa.string()), self.reread or from_text
         kind = kind_of(column.type)
@@ -167,6 +168,7 @@ class Summary:
         mean = float(numbers.mean())
         if mean != mean:
             self.not_numbers += int(np.isnan(numbers).sum())
+        # Arrow leaves NaN out, unless there is nothing else.
         ends = pc.min_max(column)
         self._widen(ends["min"].as_py(), ends["max"].as_py())
         away = numbers - mean

@@ -152,6 +152,7 @@ def _stamp(descriptor: int) -> tuple[int, int]:
 
 
 def _numbers(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    # mmap refuses a length of 0.
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype, mode="r")
