@@ -70,6 +70,7 @@ class EventLog:
         self.path, self.rank, self.attempt = path, rank, attempt
         self._file = BufferedFile(path, MOST_OWED)
         self._soon: deque[tuple[float, str, Any, Callable[[Any], Mapping[str, Any]]]] = deque()
+        # Reentrant: a flush writes an event about those that are lost.
         self._lock = threading.RLock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
