@@ -181,6 +181,7 @@ class _Npz:
         with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for name, file in self._files.items():
                 file.seek(0)
+                # The size is not known to zipfile, which otherwise refuses more than 2 GiB.
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     shutil.copyfileobj(file, member, 1 << 20)
                 file.close()

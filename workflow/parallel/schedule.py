@@ -73,6 +73,7 @@ def _one_forward_one_backward(rank: int, ranks: int, micro_batches: int, chunks:
         return [action for action in full_schedule if action.micro_batch < micro_batches]
     forward = _by_groups(ranks, micro_batches, range(chunks))
     backward = _by_groups(ranks, micro_batches, range(chunks - 1, -1, -1))
+    # As in Megatron-LM: with chunks, twice a rank's distance to the last one, and the passes of all chunks but one.
     ahead = (ranks - 1 - rank) * (1 if chunks == 1 else 2) + (chunks - 1) * ranks
     ahead = min(ahead, len(forward))
     actions = [Action("forward", *position) for position in forward[:ahead]]

@@ -95,6 +95,7 @@ def _hash(body: Mapping[str, object]) -> str:
 
 def _fits(declared: str, value: object) -> bool:
     if declared == "int":
+        # For isinstance, True is an int.
         return type(value) is int and 0 <= value < 2**63
     if declared == "str":
         return isinstance(value, str)
