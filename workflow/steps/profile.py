@@ -69,6 +69,7 @@ class Profiler:
         self._active = True
         try:
             if isinstance(trainer := self._context.trainer, Profiling):
+                # ONNX Runtime records from the opening of a session on, so these are further sessions of the graphs.
                 self._recording = trainer.record()
         except Exception as problem:  # noqa: BLE001 - ONNX Runtime's errors are only defined in its package
             self._context.monitor.warn(f"operators are not recorded: {problem}")

@@ -29,6 +29,7 @@ def runtime(context: Context) -> None:
     if context.lead is not None:
         context.lead.ready()
     elif not context.leads:
+        # In MPI_Init, this rank would poll until rank 0 comes, and use a core (MPICH 5.0).
         wait_for_lead(context.run_dir.root, context.attempt)
     comm = context.comm = connect(context.place, context.spec)
     trouble = context.first_trouble(context.trouble)

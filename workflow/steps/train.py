@@ -114,6 +114,7 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
         progress.skipped_in_a_row = 0
     else:
         progress.skipped += 1
+        # An overflow only shows that the loss scale is too large, and lowers it.
         progress.skipped_in_a_row += not outcome.overflow
     with context.engine.within("monitor"):
         tokens = context.stream.tokens(batch, outcome.samples)
