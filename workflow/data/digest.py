@@ -34,6 +34,7 @@ def digest_of(dataset: Samples, limit: int = WHOLE) -> str:
             places = np.arange(start, min(start + rows, hashed), dtype=np.int64)
             indices = places if hashed == count else places * (count - 1) // (hashed - 1)
             for array in _read(dataset, name, indices):
+                # xxhash takes contiguous memory alone.
                 hashing.update(np.ascontiguousarray(array).data)
     return hashing.hexdigest()
 

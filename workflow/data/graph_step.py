@@ -145,6 +145,7 @@ def _column(path: str, name: str, result: Array, before: Column | None) -> Colum
 def _fixed(path: str, value: Any, batched: bool) -> tuple[int, ...]:
     """The shape of a random input for one sample, without the axis of the batch."""
     shape = tuple(value.shape[1:] if batched else value.shape)
+    # ONNX Runtime gives an open axis its symbol, or None.
     if not all(isinstance(size, int) for size in shape):
         raise UserError(
             f"takes {value.name!r}, whose shape it leaves open", where=path, fix="export it with a fixed one"
@@ -214,6 +215,7 @@ def _session(path: str) -> Any:
 
 
 def _draws(node: Any) -> bool:
+    # Dropout draws only in training mode, which its third input sets.
     return node.op_type in _DRAWING or (node.op_type == "Dropout" and len(node.input) > 2 and bool(node.input[2]))
 
 

@@ -219,5 +219,6 @@ def _classes(rows: Rows, outputs: list[str], labels: Labels | None) -> dict[str,
 def _input(value: Any) -> BatchInput:
     if value.type not in TYPES:
         raise UserError(f"the input {value.name!r} has the type {value.type}, which samples do not have")
+    # ONNX Runtime gives an open axis its symbol, or None.
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
     return BatchInput(value.name, TYPES[value.type], shape)

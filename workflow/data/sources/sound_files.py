@@ -142,6 +142,7 @@ def _header_by_soundfile(file: BinaryIO, name: str) -> Header:
             header = Header(sound.samplerate, sound.channels, sound.frames)
     except (soundfile.SoundFileError, RuntimeError) as error:
         raise UserError(f"cannot be decoded ({_reason(error)})", where=name, fix=_FIX) from None
+    # libsndfile counts 0 frames in an Ogg file that was cut off.
     if header.length <= 0:
         raise UserError("has no samples", where=name, fix=_FIX)
     return header

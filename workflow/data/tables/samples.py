@@ -209,6 +209,7 @@ class TableSamples:
             raise missing_value(part.column, self.table.name_of(number(pc.index(column.is_null(), True).as_py())))
         array = column.combine_chunks()
         array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+        # Unlike `values`, which also has the elements before and behind a slice.
         values = array.flatten()
         if values.null_count:
             raise UserError(f"column {part.column!r} has missing values inside its lists", where=str(self.path))
