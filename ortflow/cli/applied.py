@@ -12,7 +12,7 @@ from ortflow.cli.runs import complete_run, find_run
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
-    from ortflow.workflow.inference.models import Asked
+    from ortflow.workflow.inference.models import SampleOptions
     from ortflow.workflow.run.rundir import RunDir
 
 AppliedArgument = Annotated[
@@ -55,13 +55,13 @@ def applied(text: str, runs: Path, step: int | None) -> Path | RunDir:
     return run
 
 
-def asked_of(data: Path, columns: list[str], micro_batch: int | None) -> Asked:
+def asked_of(data: Path, columns: list[str], micro_batch: int | None) -> SampleOptions:
     """The options about the samples. Raises UserError."""
-    from ortflow.workflow.inference.models import Asked
+    from ortflow.workflow.inference.models import SampleOptions
     from ortflow.workflow.spec.locations import absolute
 
     pairs = [text.partition("=") for text in columns]
     for name, equals, column in pairs:
         if not (name and equals and column):
             raise UserError(f"{name}{equals}{column} is not INPUT=COLUMN", where="--column")
-    return Asked(absolute(data), {name: column for name, _, column in pairs}, micro_batch)
+    return SampleOptions(absolute(data), {name: column for name, _, column in pairs}, micro_batch)

@@ -40,7 +40,7 @@ def check(
     **changed: Any,
 ) -> tuple[Feed, ...]:
     limits = Limits(bounds or {}, ignore_index, pad_value, truths, classes)
-    options: dict[str, Any] = {"micro_batch": 2, "smaller_batch": False, "where": "data.train"} | changed
+    options: dict[str, Any] = {"micro_batch": 2, "smaller_batch": False, "key_path": "data.train"} | changed
     return check_inputs(dataset, inputs, columns or {}, limits, **options)
 
 
@@ -326,7 +326,7 @@ def test_short_lists_of_measurements_are_not_filled_up_with_zeros(tmp_path: Path
     path = tmp_path / "x.arrow"
     write_batches(path, {"x": lists})
     taken = [BatchInput("x", "float32", (None, 5))]
-    kinds: dict[str, Any] = {"micro_batch": 1, "smaller_batch": False, "where": "data.train"}
+    kinds: dict[str, Any] = {"micro_batch": 1, "smaller_batch": False, "key_path": "data.train"}
     with pytest.raises(Faults, match="sample 1 of column 'x' has 4 elements, but input 'x' takes 5"):
         check_inputs(Dataset.open(path), taken, {}, Limits(), **kinds)
     check_inputs(Dataset.open(path), taken, {}, Limits(pad_value={"x": 0.0}), **kinds)

@@ -149,7 +149,7 @@ def test_columns_become_inputs(tmp_path: Path) -> None:
     for each in (samples, evaluation):
         found = check_inputs(
             each, inputs, data.train.references, Limits(bounds={"labels": 2}),
-            micro_batch=1, smaller_batch=False, where="w",
+            micro_batch=1, smaller_batch=False, key_path="w",
         )  # fmt: skip
         assert [feed.source.column for feed in found] == ["x", "species"]
 
@@ -187,7 +187,13 @@ def test_columns_that_cannot_fill_an_input(text: str, column: str, parts: list[s
     samples = opened(written(tmp_path / "t.csv", text))
     with pytest.raises(UserError) as caught:
         check_inputs(
-            samples, [BatchInput(column, "int64", (None,))], {}, Limits(), micro_batch=1, smaller_batch=False, where="w"
+            samples,
+            [BatchInput(column, "int64", (None,))],
+            {},
+            Limits(),
+            micro_batch=1,
+            smaller_batch=False,
+            key_path="w",
         )
     assert mentions(str(caught.value), *parts)
 

@@ -129,7 +129,7 @@ def test_lists_keep_their_length(tmp_path: Path) -> None:
     given = BatchInput("tokens", "int64", (None, None), "data")
     with pytest.raises(UserError, match="holds -1"):
         check_inputs(
-            made, [given], {}, Limits(bounds={"tokens": 9}), micro_batch=1, smaller_batch=False, where="data.train"
+            made, [given], {}, Limits(bounds={"tokens": 9}), micro_batch=1, smaller_batch=False, key_path="data.train"
         )
 
 

@@ -24,7 +24,7 @@ def timing_of(spec: TrainerRunSpec, dataset: Samples) -> Timing:
         limits = Limits(pad_value=data.pad_value)
         columns = data.train.references
         feeds = check_inputs(
-            dataset, inputs, columns, limits, micro_batch=rows, smaller_batch=False, where="data.train"
+            dataset, inputs, columns, limits, micro_batch=rows, smaller_batch=False, key_path="data.train"
         )  # fmt: skip
         return collate(dataset, feeds, [np.arange(rows) % len(dataset)])[0]
 

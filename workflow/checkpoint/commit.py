@@ -30,6 +30,7 @@ def no_room(
     store: CheckpointStore, buffers: Mapping[str, BufferSpec], world_size: int, index: FlatIndex
 ) -> OutOfDisk | OSError | None:
     """Why a save of all ranks does not fit on the disk; None if it does."""
+    # Direct writes fill whole pages, before a file is cut to its size.
     files = sum(_pages(file_layout(buffers, rank, world_size).size) for rank in range(world_size))
     needed_bytes = files + _pages(len(json.dumps(index.to_json()))) + RECORDS
     folder = store.place(0).parent

@@ -106,6 +106,7 @@ def _pages(size: int) -> int:
 
 def _memory(size: int) -> mmap.mmap:
     """Page-aligned zeroed memory; one page if nothing is needed."""
+    # Direct I/O needs memory that is aligned to blocks; numpy 2.4 aligns to 16 bytes.
     memory = mmap.mmap(-1, max(size, PAGE))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

@@ -171,6 +171,7 @@ def _short(value: object) -> str:
 
 def is_count(value: object) -> bool:
     """Whether a value is a number of bytes or items."""
+    # For isinstance, True is an int.
     return type(value) is int and value >= 0
 
 

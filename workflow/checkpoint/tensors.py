@@ -76,4 +76,5 @@ def header_of(tensors: Mapping[str, Any]) -> bytes:
     """The header of a safetensors file, padded so that the data starts on a page boundary."""
     text = json.dumps(tensors, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // PAGE) * PAGE
+    # The format allows spaces behind the JSON.
     return (base - 8).to_bytes(8, "little") + text.ljust(base - 8)

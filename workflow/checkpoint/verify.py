@@ -141,6 +141,7 @@ def hash_file(path: Path, *, sync: bool = False) -> tuple[int, str]:
     hashing, size = xxhash.xxh3_128(), 0
     with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         if sys.platform == "linux":
+            # Linux reads twice as far ahead then (posix_fadvise(2)).
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         scratch = memoryview(bytearray(CHUNK))
         while count := file.readinto(scratch):

@@ -178,6 +178,7 @@ def write_file(path: Path, image: Image, size: int, hurry: threading.Event, duty
                 pause = (time.thread_time() - used) / duty - (time.perf_counter() - wall)
                 hurry.wait(max(0.0, pause))
             wall, used = time.perf_counter(), time.thread_time()
+        # The last direct write was a whole page.
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)
     finally:
@@ -190,6 +191,7 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
     except OSError as error:
+        # EINVAL: the file system has no direct I/O (open(2)).
         if error.errno != errno.EINVAL:
             raise
         return os.open(path, flags, 0o666)
@@ -205,6 +207,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
             if error.errno != errno.EINVAL or not flags & direct:
                 raise
             # Some file systems accept the flag and then reject the write, or unaligned lengths.
+            # O_DIRECT is one of the flags that can be changed in an open file (fcntl(2)).
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
             continue
         data = data[count:]

@@ -64,9 +64,10 @@ class ReadAhead(Generic[Item]):
         group = self._pending.popleft().result() if self._pending else next(self._groups, nothing)
         self._ready.extend(group)
         while slow and group and len(self._pending) < self._depth:
+            # CPython queues the call before it starts a thread for it: after a failure, another submit would run both.
             try:
                 self._pending.append(self._executor.submit(next, self._groups, nothing))
-            except RuntimeError:  # no thread can be started: the reader reads. Another try would read the group twice.
+            except RuntimeError:  # no thread can be started: the reader reads
                 self._worthwhile = math.inf
                 return
 

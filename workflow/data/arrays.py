@@ -24,6 +24,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.system.files import open_regular
 
 _HEADERS = {
+    # numpy writes 3.0 only where names of fields are not Latin-1: arrays of plain numbers have 1.0 or 2.0.
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
@@ -32,16 +33,18 @@ _HEADERS = {
 class _StoredArray:
     """One .npy stream: its header, then its rows in order."""
 
-    def __init__(self, stream: IO[bytes], size: int, name: str, where: str) -> None:
-        self.name, self._where, self._stream = name, where, stream
+    def __init__(self, stream: IO[bytes], size: int, name: str, location: str) -> None:
+        self.name, self._location, self._stream = name, location, stream
         version = np.lib.format.read_magic(stream)
         if version not in _HEADERS:
-            raise UserError(f"array {name!r} has named fields", where=where, fix="save each field as a separate array")
+            raise UserError(
+                f"array {name!r} has named fields", where=location, fix="save each field as a separate array"
+            )
         self.shape, by_columns, self.dtype = _HEADERS[version](stream)
-        check_storable(name, self.dtype, self.shape, where)
+        check_storable(name, self.dtype, self.shape, location)
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         if self.row_bytes * self.shape[0] > size - stream.tell():
-            raise UserError(f"array {name!r} is truncated", where=where, fix="save it again")
+            raise UserError(f"array {name!r} is truncated", where=location, fix="save it again")
         # In column-major order the first row is complete only with the last byte: read everything and copy.
         self._rows = iter(self._by_columns()) if by_columns and len(self.shape) > 1 else None
 
@@ -55,7 +58,7 @@ class _StoredArray:
             return np.stack([next(self._rows) for _ in range(count)])
         data = self._stream.read(count * self.row_bytes)
         if len(data) < count * self.row_bytes:
-            raise UserError(f"array {self.name!r} is truncated", where=self._where, fix="save it again")
+            raise UserError(f"array {self.name!r} is truncated", where=self._location, fix="save it again")
         return np.frombuffer(data, self.dtype).reshape(count, *self.shape[1:])
 
 
@@ -77,16 +80,16 @@ class ArrayFiles:
         kinds: list[dict[str, tuple[Any, ...]]] = []
         for group in self._groups:
             with self._open(group) as arrays:
-                where = ", ".join(map(str, group))
+                location = ", ".join(map(str, group))
                 lengths = {array.name: array.shape[0] for array in arrays}
                 if len(lengths) < len(arrays) or not arrays:
-                    raise UserError("contains no array, or two of the same name", where=where, fix="save it again")
+                    raise UserError("contains no array, or two of the same name", where=location, fix="save it again")
                 if len(set(lengths.values())) > 1:
-                    reported = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-                    raise UserError(f"arrays differ in their number of samples: {reported}", where=where)
+                    counts = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+                    raise UserError(f"arrays differ in their number of samples: {counts}", where=location)
                 kinds.append({array.name: (array.dtype, array.shape[1:]) for array in arrays})
                 if kinds[-1] != kinds[0]:
-                    raise UserError(f"its arrays differ from those of {files[0]}", where=where)
+                    raise UserError(f"its arrays differ from those of {files[0]}", where=location)
                 self.count += arrays[0].shape[0]
 
     def chunks(self) -> Iterator[dict[str, Array]]:
@@ -130,7 +133,8 @@ def _readable(files: Sequence[Path]) -> Iterator[None]:
     """Convert exceptions of zip and numpy readers to one sentence."""
     try:
         yield
+    # zipfile raises RuntimeError for encrypted members, NotImplementedError for compression that it does not know.
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:
-        where = ", ".join(map(str, files))
+        location = ", ".join(map(str, files))
         reason = str(error).partition("\n")[0]
-        raise UserError(f"cannot be read ({reason})", where=where, fix="save it again with numpy") from None
+        raise UserError(f"cannot be read ({reason})", where=location, fix="save it again with numpy") from None

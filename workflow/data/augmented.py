@@ -47,8 +47,8 @@ class Augmented(Around):
 
     def fault_of(self, name: str) -> UserError | None:
         """Why a column cannot fill an input; what a graph makes does not depend on the set's column of that name."""
-        made = any(isinstance(step, GraphStep) and name in step.outputs for step in self.steps)
-        return None if made else super().fault_of(name)
+        from_graph = any(isinstance(step, GraphStep) and name in step.outputs for step in self.steps)
+        return None if from_graph else super().fault_of(name)
 
     def at(self, epoch: int) -> Augmented:
         """The samples of another epoch."""
@@ -95,8 +95,8 @@ class Augmented(Around):
 
     def _origin(self, name: str) -> str:
         """The column of the set that one is made from."""
-        made = {step.section.labels: step.column for step in self.steps if isinstance(step, Mask)}
-        return made.get(name, name)
+        sources = {step.section.labels: step.column for step in self.steps if isinstance(step, Mask)}
+        return sources.get(name, name)
 
     def _changes(self, name: str) -> bool:
         return (name == IMAGE and self.crop is not None) or any(name in changed for changed in self.changed)
@@ -113,37 +113,37 @@ class Augmented(Around):
     def _original(self, name: str, number: int) -> Array:
         if name == IMAGE and self.crop is not None and isinstance(self.dataset, Images):
             return self.dataset.decode(number, part(self.crop, Draws(self.seed, self.epoch, number, 0)))
-        one = np.array([number], np.int64)
+        indices = np.array([number], np.int64)
         if self.dataset.columns[name].variable:
-            return self.dataset.read_ragged(name, one)[0]
-        sample: Array = self.dataset.read(name, one)[0]
+            return self.dataset.read_ragged(name, indices)[0]
+        sample: Array = self.dataset.read(name, indices)[0]
         return sample
 
 
-def augmented(dataset: Samples, transforms: Sequence[Transform], seed: int, where: str) -> Augmented:
-    """The samples with the transforms of a run file's section `where`. Raises UserError if one does not fit."""
+def augmented(dataset: Samples, transforms: Sequence[Transform], seed: int, key_path: str) -> Augmented:
+    """The samples with the transforms of a run file's section `key_path`. Raises UserError if one does not fit."""
     steps: list[Step] = []
     columns = dict(dataset.columns)
     changed: list[frozenset[str]] = []
     crop = None
     for number, transform in enumerate(transforms):
-        place = f"{where}.transforms[{number}].{transform.kinds[0]}"
+        place = f"{key_path}.transforms[{number}].{transform.kinds[0]}"
         try:
             if transform.random_crop is not None and transform.random_crop.scale:
                 crop = _checked(transform.random_crop, dataset, number)
                 continue
             for step in _steps(transform, dataset, columns):
-                made = step.changed(columns)
-                columns |= made
-                changed.append(frozenset(made))
+                new_columns = step.changed(columns)
+                columns |= new_columns
+                changed.append(frozenset(new_columns))
                 steps.append(step)
         except UserError as error:
-            what = error.what if transform.onnx is None else f"{transform.onnx} {error.what}"
-            raise UserError(what, where=place, fix=error.fix) from None
+            message = error.what if transform.onnx is None else f"{transform.onnx} {error.what}"
+            raise UserError(message, where=place, fix=error.fix) from None
     return Augmented(dataset, steps, seed, columns, changed, crop)
 
 
-def like_training(dataset: Samples, training: Samples | None, where: str) -> Samples:
+def like_training(dataset: Samples, training: Samples | None, key_path: str) -> Samples:
     """An evaluation set with the training set's numbers of classes, as probabilities if its labels are.
 
     Raises UserError for a class that the training set lacks.
@@ -152,12 +152,12 @@ def like_training(dataset: Samples, training: Samples | None, where: str) -> Sam
     plain = training.dataset if isinstance(training, Augmented) else training
     table = _table(plain)
     if table is not None and isinstance(dataset, Classified):
-        dataset = dataset.with_classes(table, f"{where}.path")
+        dataset = dataset.with_classes(table, f"{key_path}.path")
     mixed = next((step for step in steps if isinstance(step, OneHot)), None)
     if mixed is None or mixed.label not in dataset.columns:
         return dataset
-    made = mixed.changed(dataset.columns)
-    return Augmented(dataset, [mixed], 0, {**dataset.columns, **made}, [frozenset(made)], None)
+    label_columns = mixed.changed(dataset.columns)
+    return Augmented(dataset, [mixed], 0, {**dataset.columns, **label_columns}, [frozenset(label_columns)], None)
 
 
 def _table(dataset: Samples | None) -> tuple[str, ...] | None:
@@ -202,9 +202,9 @@ def _steps(transform: Transform, dataset: Samples, columns: dict[str, Column]) -
         if mask.mask_id is None or mask.vocabulary is None:
             raise UserError("needs mask_id and vocabulary", fix="add them")
         column = transform.column or "tokens"
-        given, masked = columns.get(MASK), columns.get(column)
+        attention_mask, masked = columns.get(MASK), columns.get(column)
         # Packed windows and padded arrays; lists are padded later.
-        padded = given is not None and masked is not None and masked.shape == given.shape != ()
+        padded = attention_mask is not None and masked is not None and masked.shape == attention_mask.shape != ()
         return [Mask(column, mask, mask.mask_id, mask.vocabulary, MASK if padded else None)]
     if transform.onnx is not None:
         return [graph_step(transform, columns)]

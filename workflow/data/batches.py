@@ -90,12 +90,12 @@ class Batches:
 
     def _read(self, steps: Sequence[Step]) -> list[StepBatch]:
         accumulation = self.plan.accumulation
-        wanted = [self._indices(step, number) for step in steps for number in range(accumulation)]
-        collated = self._collate(steps, [indices for indices, _ in wanted])
-        made = [MicroBatch(arrays, count) for arrays, (_, count) in zip(collated, wanted, strict=True)]
+        selections = [self._indices(step, number) for step in steps for number in range(accumulation)]
+        collated = self._collate(steps, [indices for indices, _ in selections])
+        rank_batches = [MicroBatch(arrays, count) for arrays, (_, count) in zip(collated, selections, strict=True)]
         return [
             StepBatch(
-                made[number * accumulation : (number + 1) * accumulation],
+                rank_batches[number * accumulation : (number + 1) * accumulation],
                 step.epoch,
                 step.stop - step.start,
                 step.next,
@@ -108,8 +108,8 @@ class Batches:
         if self._epochs is None:
             return collate(self._dataset, self._feeds, batches)
         collated: list[dict[str, Array]] = []
-        for epoch, same in itertools.groupby(steps, lambda step: step.epoch):
-            count = len(list(same)) * self.plan.accumulation
+        for epoch, epoch_steps in itertools.groupby(steps, lambda step: step.epoch):
+            count = len(list(epoch_steps)) * self.plan.accumulation
             part = batches[len(collated) : len(collated) + count]
             collated += collate(self._epochs.at(epoch), self._feeds, part)
         return collated
@@ -176,11 +176,11 @@ def sample_order(dataset: Samples, section: DataSection, seed: int) -> SampleOrd
     by_length = section.by_length
     if by_length is None:
         return SampleOrder(len(dataset), seed, section.shuffle)
-    where = "data.by_length.column"
+    key_path = "data.by_length.column"
     column = dataset.columns.get(by_length.column)
     if column is None:
-        known = ", ".join(dataset.columns)
-        raise UserError(f"{dataset.path} has no column {by_length.column!r}", where=where, fix=f"choose of: {known}")
+        names = ", ".join(dataset.columns)
+        raise UserError(f"{dataset.path} has no column {by_length.column!r}", where=key_path, fix=f"choose of: {names}")
     if column.variable:
         costs = dataset.lengths(by_length.column)
     elif column.shape == () and column.dtype.kind in "iu":
@@ -188,7 +188,7 @@ def sample_order(dataset: Samples, section: DataSection, seed: int) -> SampleOrd
     else:
         raise UserError(
             f"column {by_length.column!r} is {column}, neither of variable length nor one integer per sample",
-            where=where,
+            where=key_path,
             fix="name a column that gives the length of a sample",
         )
     return SampleOrder(len(dataset), seed, section.shuffle, costs, by_length.bucket)
@@ -201,6 +201,7 @@ def _filled_up(indices: Indices, count: int) -> Indices:
     """
     if len(indices) == 0:
         return np.zeros(count, dtype=np.int64)
+    # The function repeats the array; the method of the same name would append zeros.
     return np.resize(indices, count)
 
 

@@ -25,6 +25,7 @@ def held(path: Path) -> Iterator[bool]:
     while True:
         with path.open("a") as file:
             try:
+                # The kernel drops this lock with the open file, however the process ends.
                 fcntl.flock(file, fcntl.LOCK_EX)
             except OSError:  # a network file system without locks
                 yield False

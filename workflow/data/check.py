@@ -34,7 +34,7 @@ def check_inputs(
     *,
     micro_batch: int,
     smaller_batch: bool,
-    where: str,
+    key_path: str,
     samples: int | None = None,
 ) -> tuple[Feed, ...]:
     """Determine how each input is filled from the set.
@@ -53,7 +53,7 @@ def check_inputs(
         Samples per micro-batch.
     smaller_batch
         Whether a smaller micro-batch may occur at the end.
-    where
+    key_path
         The set's key path in the run file.
     samples
         Number of samples that are used, from the first; all if None.
@@ -66,16 +66,16 @@ def check_inputs(
     count = len(dataset) if samples is None else min(samples, len(dataset))
     smaller_batch = smaller_batch and count % micro_batch > 0
     faults: list[UserError] = []
-    names = [given.name for given in inputs]
-    faults += _unknown_inputs(columns, names, f"{where}.columns")
+    names = [batch_input.name for batch_input in inputs]
+    faults += _unknown_inputs(columns, names, f"{key_path}.columns")
     faults += _unknown_inputs(limits.pad_value or {}, names, "data.pad_value")
     feeds = []
-    for given in inputs:
+    for batch_input in inputs:
         try:
-            feed = _feed(dataset, given, columns, limits, where)
-            _check_batch_axis(given, micro_batch, smaller_batch)
-            _check_bound(dataset, given, feed, limits)
-            _check_truths(dataset, given, feed, limits)
+            feed = _feed(dataset, batch_input, columns, limits, key_path)
+            _check_batch_axis(batch_input, micro_batch, smaller_batch)
+            _check_bound(dataset, batch_input, feed, limits)
+            _check_truths(dataset, batch_input, feed, limits)
             feeds.append(feed)
         except UserError as fault:
             faults.append(fault)
@@ -84,10 +84,10 @@ def check_inputs(
     return tuple(feeds)
 
 
-def _unknown_inputs(given: Mapping[str, Any], names: Sequence[str], where: str) -> list[UserError]:
+def _unknown_inputs(values: Mapping[str, Any], names: Sequence[str], key_path: str) -> list[UserError]:
     return [
-        UserError(f"there is no input {name!r}", where=where, fix=_choose(name, names))
-        for name in given
+        UserError(f"there is no input {name!r}", where=key_path, fix=_choose(name, names))
+        for name in values
         if name not in names
     ]
 
@@ -97,73 +97,75 @@ def _choose(name: str, names: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"choose of: {', '.join(names)}"
 
 
-def _feed(dataset: Samples, given: BatchInput, columns: Mapping[str, str], limits: Limits, where: str) -> Feed:
-    name = given.name
-    place = f"{where}.columns.{name}"
+def _feed(dataset: Samples, batch_input: BatchInput, columns: Mapping[str, str], limits: Limits, key_path: str) -> Feed:
+    name = batch_input.name
+    place = f"{key_path}.columns.{name}"
     reference = parse_reference(columns[name], place) if name in columns else ColumnReference(name)
     column = dataset.columns.get(reference.column)
     if (misfit := fault_of(dataset, reference.column)) is not None:
         raise misfit
     if column is None:
-        known = list(dataset.columns)
+        column_names = list(dataset.columns)
         raise UserError(
             f"{dataset.path} has no column {reference.column!r} for input {name!r}",
             where=place,
-            fix=_choose(reference.column, known) if name in columns else f"name one of: {', '.join(known)}",
+            fix=_choose(reference.column, column_names)
+            if name in columns
+            else f"name one of: {', '.join(column_names)}",
         )
-    if not given.shape:
+    if not batch_input.shape:
         raise UserError(f"input {name!r} has no batch axis", fix="export it with one")
     fault = (
-        _shape_fault(dataset, given, reference, column)
-        or _length_fault(dataset, given, reference, limits)
-        or _dtype_fault(dataset, given, reference, limits)
+        _shape_fault(dataset, batch_input, reference, column)
+        or _length_fault(dataset, batch_input, reference, limits)
+        or _dtype_fault(dataset, batch_input, reference, limits)
     )
     if fault:
         raise UserError(fault, where=str(dataset.path), fix="convert the data so that it fits, or map another column")
-    length = given.shape[1] if column.variable else None
-    pad = _pad(given, limits)
-    return Feed(name, np.dtype(given.dtype), reference, pad, length)
+    length = batch_input.shape[1] if column.variable else None
+    pad = _pad(batch_input, limits)
+    return Feed(name, np.dtype(batch_input.dtype), reference, pad, length)
 
 
-def _shape_fault(dataset: Samples, given: BatchInput, reference: ColumnReference, column: Column) -> str | None:
-    reported = f"column {str(reference)!r} holds samples of {column}"
-    wanted = given.shape[1:]
-    asked = f"input {given.name!r} takes {_axes(wanted)}"
+def _shape_fault(dataset: Samples, batch_input: BatchInput, reference: ColumnReference, column: Column) -> str | None:
+    subject = f"column {str(reference)!r} holds samples of {column}"
+    input_shape = batch_input.shape[1:]
+    expectation = f"input {batch_input.name!r} takes {_axes(input_shape)}"
     if column.variable:
         lengths = _sliced_lengths(dataset.lengths(reference.column), reference.slice)
-        if len(wanted) != 1:
-            return f"{reported}, but {asked}"
+        if len(input_shape) != 1:
+            return f"{subject}, but {expectation}"
         if not lengths.all():
             return f"sample {int(np.argmin(lengths))} of column {str(reference)!r} has no element"
-        if wanted[0] is not None and int(np.max(lengths)) > wanted[0]:
+        if input_shape[0] is not None and int(np.max(lengths)) > input_shape[0]:
             longest = int(np.argmax(lengths))
-            return f"sample {longest} of column {str(reference)!r} has {lengths[longest]} elements, but {asked}"
+            return f"sample {longest} of column {str(reference)!r} has {lengths[longest]} elements, but {expectation}"
         return None
     if not column.shape and not reference.whole:
-        return f"{reported}, which cannot be sliced"
+        return f"{subject}, which cannot be sliced"
     shape = column.shape
     if not reference.whole:
         shape = (len(range(shape[0])[reference.slice]), *shape[1:])
-    if len(shape) != len(wanted) or any(w is not None and w != s for s, w in zip(shape, wanted, strict=True)):
-        return f"column {str(reference)!r} holds samples of {_axes(shape)}, but {asked}"
+    if len(shape) != len(input_shape) or any(w is not None and w != s for s, w in zip(shape, input_shape, strict=True)):
+        return f"column {str(reference)!r} holds samples of {_axes(shape)}, but {expectation}"
     return f"column {str(reference)!r} holds samples without elements" if 0 in shape else None
 
 
-def _length_fault(dataset: Samples, given: BatchInput, reference: ColumnReference, limits: Limits) -> str | None:
+def _length_fault(dataset: Samples, batch_input: BatchInput, reference: ColumnReference, limits: Limits) -> str | None:
     """Why a list of measurements is too short: zeros in place of those that are missing would be wrong numbers."""
-    size = given.shape[1] if len(given.shape) == 2 else None
-    measured = np.dtype(given.dtype).kind == "f" and given.role != "label"
+    size = batch_input.shape[1] if len(batch_input.shape) == 2 else None
+    measured = np.dtype(batch_input.dtype).kind == "f" and batch_input.role != "label"
     if not measured or size is None or not dataset.columns[reference.column].variable:
         return None
-    if given.name in (limits.pad_value or {}):
+    if batch_input.name in (limits.pad_value or {}):
         return None
     lengths = _sliced_lengths(dataset.lengths(reference.column), reference.slice)
     shortest = int(np.argmin(lengths))
     if lengths[shortest] == size:
         return None
     return (
-        f"sample {shortest} of column {str(reference)!r} has {lengths[shortest]} elements, but input {given.name!r} "
-        f"takes {size}, and data.pad_value.{given.name} does not say what the others are"
+        f"sample {shortest} of column {str(reference)!r} has {lengths[shortest]} elements, but input "
+        f"{batch_input.name!r} takes {size}, and data.pad_value.{batch_input.name} does not say what the others are"
     )
 
 
@@ -179,55 +181,55 @@ def _sliced_lengths(lengths: npt.NDArray[np.int64], part: slice) -> npt.NDArray[
             return np.asarray(default)
         return np.clip(at if at >= 0 else lengths + at, 0, lengths)
 
-    left: npt.NDArray[np.int64] = np.maximum(end(part.stop, lengths) - end(part.start, 0), 0)
-    return left
+    counts: npt.NDArray[np.int64] = np.maximum(end(part.stop, lengths) - end(part.start, 0), 0)
+    return counts
 
 
-def _dtype_fault(dataset: Samples, given: BatchInput, reference: ColumnReference, limits: Limits) -> str | None:
-    column, wanted = dataset.columns[reference.column], np.dtype(given.dtype)
-    if column.dtype.kind == "f" and wanted.kind != "f":
+def _dtype_fault(dataset: Samples, batch_input: BatchInput, reference: ColumnReference, limits: Limits) -> str | None:
+    column, input_dtype = dataset.columns[reference.column], np.dtype(batch_input.dtype)
+    if column.dtype.kind == "f" and input_dtype.kind != "f":
         return (
-            f"column {reference.column!r} is {column.dtype.name}, which cannot be converted to the {wanted.name} "
-            f"of input {given.name!r}"
+            f"column {reference.column!r} is {column.dtype.name}, which cannot be converted to the {input_dtype.name} "
+            f"of input {batch_input.name!r}"
         )
-    only_truths = (given.role != "label" and not column.quantity) or given.name in limits.truths
-    if column.dtype.kind in "iu" and wanted.kind == "f":
-        span = (0, 1) if only_truths else _whole_numbers(wanted)
-    elif np.can_cast(column.dtype, wanted, "safe"):
+    only_truths = (batch_input.role != "label" and not column.quantity) or batch_input.name in limits.truths
+    if column.dtype.kind in "iu" and input_dtype.kind == "f":
+        span = (0, 1) if only_truths else _whole_numbers(input_dtype)
+    elif np.can_cast(column.dtype, input_dtype, "safe"):
         return None
     else:
-        span = _span(wanted)
-    found = first_outside(dataset, reference, span)
-    if found is None:
+        span = _span(input_dtype)
+    outlier = first_outside(dataset, reference, span)
+    if outlier is None:
         return None
-    reported = f"sample {found[0]} of column {reference.column!r}, {column.dtype.name}, holds {found[1]}"
-    taken = "only 0 and 1" if span == (0, 1) else " to ".join(map(_number, span))
-    more = " as integers: do scaling in the data conversion" if span == (0, 1) and wanted.kind == "f" else ""
-    return f"{reported}, but the {wanted.name} of input {given.name!r} takes {taken}{more}"
+    subject = f"sample {outlier[0]} of column {reference.column!r}, {column.dtype.name}, holds {outlier[1]}"
+    domain = "only 0 and 1" if span == (0, 1) else " to ".join(map(_number, span))
+    advice = " as integers: do scaling in the data conversion" if span == (0, 1) and input_dtype.kind == "f" else ""
+    return f"{subject}, but the {input_dtype.name} of input {batch_input.name!r} takes {domain}{advice}"
 
 
 def _number(value: float) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _span(wanted: np.dtype[Any]) -> Range:
+def _span(dtype: np.dtype[Any]) -> Range:
     """The smallest and the largest number of a type."""
-    if wanted.kind == "b":
+    if dtype.kind == "b":
         return 0, 1
-    if wanted.kind == "f":
-        return float(np.finfo(wanted).min), float(np.finfo(wanted).max)
-    return int(np.iinfo(wanted).min), int(np.iinfo(wanted).max)
+    if dtype.kind == "f":
+        return float(np.finfo(dtype).min), float(np.finfo(dtype).max)
+    return int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
 
 
-def _whole_numbers(wanted: np.dtype[Any]) -> Range:
+def _whole_numbers(dtype: np.dtype[Any]) -> Range:
     """The range in which a floating-point type represents every integer."""
-    largest = 2 ** (np.finfo(wanted).nmant + 1)
+    largest = 2 ** (np.finfo(dtype).nmant + 1)
     return -largest, largest
 
 
-def _pad(given: BatchInput, limits: Limits) -> float:
-    dtype, name = np.dtype(given.dtype), given.name
-    ignored = limits.ignore_index if given.role == "label" and dtype.kind in "iu" else None
+def _pad(batch_input: BatchInput, limits: Limits) -> float:
+    dtype, name = np.dtype(batch_input.dtype), batch_input.name
+    ignored = limits.ignore_index if batch_input.role == "label" and dtype.kind in "iu" else None
     pad = (limits.pad_value or {}).get(name, 0 if ignored is None else ignored)
     bound = limits.bounds.get(name)
     if name in limits.truths and not 0 <= pad <= 1:
@@ -246,51 +248,51 @@ def _pad(given: BatchInput, limits: Limits) -> float:
     return pad
 
 
-def _check_batch_axis(given: BatchInput, micro_batch: int, smaller_batch: bool) -> None:
-    fixed = given.shape[0]
+def _check_batch_axis(batch_input: BatchInput, micro_batch: int, smaller_batch: bool) -> None:
+    fixed = batch_input.shape[0]
     if fixed is None:
         return
-    reported = f"input {given.name!r} takes batches of {fixed} samples"
+    subject = f"input {batch_input.name!r} takes batches of {fixed} samples"
     if fixed != micro_batch:
         raise UserError(
-            f"{reported}, not {micro_batch}", fix=f"set the micro-batch to {fixed}, or export a free batch axis"
+            f"{subject}, not {micro_batch}", fix=f"set the micro-batch to {fixed}, or export a free batch axis"
         )
     if smaller_batch:
-        raise UserError(f"{reported}, but the last one is smaller", where="data.last_batch", fix="set it to pad")
+        raise UserError(f"{subject}, but the last one is smaller", where="data.last_batch", fix="set it to pad")
 
 
-def _check_bound(dataset: Samples, given: BatchInput, feed: Feed, limits: Limits) -> None:
-    bound, are_classes = limits.bounds.get(given.name), given.name in limits.classes
+def _check_bound(dataset: Samples, batch_input: BatchInput, feed: Feed, limits: Limits) -> None:
+    bound, are_classes = limits.bounds.get(batch_input.name), batch_input.name in limits.classes
     if bound is None and not are_classes:
         return
-    ignored = limits.ignore_index if given.role == "label" else None
-    found = first_outside(dataset, feed.source, (0, math.inf if bound is None else bound - 1), ignored)
-    if found is None:
+    ignored = limits.ignore_index if batch_input.role == "label" else None
+    outlier = first_outside(dataset, feed.source, (0, math.inf if bound is None else bound - 1), ignored)
+    if outlier is None:
         return
-    reported, where = f"sample {found[0]} of column {feed.source.column!r} holds {found[1]}", str(dataset.path)
+    subject, location = f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}", str(dataset.path)
     if not are_classes:
         raise UserError(
-            f"{reported}, but input {given.name!r} takes 0 to {bound - 1 if bound else 0}",
-            where=where,
+            f"{subject}, but input {batch_input.name!r} takes 0 to {bound - 1 if bound else 0}",
+            where=location,
             fix="convert the data with the model's vocabulary",
         )
     labels = "numbers of classes from 0 on" if bound is None else f"numbers of {bound} classes, 0 to {bound - 1}"
     exempt = f", or {ignored} where there is none" if ignored is not None else ""
     raise UserError(
-        f"{reported}, but {given.name!r} are {labels}{exempt}",
-        where=where,
+        f"{subject}, but {batch_input.name!r} are {labels}{exempt}",
+        where=location,
         fix="number the classes of the data from 0 on, or train a model with more classes",
     )
 
 
-def _check_truths(dataset: Samples, given: BatchInput, feed: Feed, limits: Limits) -> None:
+def _check_truths(dataset: Samples, batch_input: BatchInput, feed: Feed, limits: Limits) -> None:
     """Floating-point targets of a binary cross-entropy: outside 0 to 1, the loss has no minimum."""
-    if given.name not in limits.truths or dataset.columns[feed.source.column].dtype.kind != "f":
+    if batch_input.name not in limits.truths or dataset.columns[feed.source.column].dtype.kind != "f":
         return
-    found = first_outside(dataset, feed.source, (-ROUNDING, 1 + ROUNDING))
-    if found is not None:
+    outlier = first_outside(dataset, feed.source, (-ROUNDING, 1 + ROUNDING))
+    if outlier is not None:
         raise UserError(
-            f"sample {found[0]} of column {feed.source.column!r} holds {found[1]}, but {given.name!r} are "
+            f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}, but {batch_input.name!r} are "
             "probabilities, 0 to 1",
             where=str(dataset.path),
             fix="convert the data so that they are, or use another model.loss.kind: mse takes any number",

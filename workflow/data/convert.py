@@ -90,8 +90,8 @@ def convert_text(
         if file.suffix.lower() in (NOT_LINES if length is None else NOT_TEXT):
             raise UserError("is no text: its bytes would be the tokens", where=str(file), fix=way_to_lines(file))
 
-    def chunks(chosen: Sequence[Path]) -> Iterator[Chunk]:
-        samples = text.line_chunks(chosen) if length is None else text.windows(chosen, length)
+    def chunks(part_files: Sequence[Path]) -> Iterator[Chunk]:
+        samples = text.line_chunks(part_files) if length is None else text.windows(part_files, length)
         return ({column: part} for part in samples)
 
     parts: Parts = {"": lambda: chunks(files)}
@@ -142,12 +142,12 @@ def _scattered(chunks: Callable[[], Iterator[Chunk]], count: int, fraction: floa
     }
 
 
-def _select(chunks: Iterable[Chunk], chosen: Callable[[Indices], Mask]) -> Iterator[Chunk]:
-    """The samples whose number in the stream is in `chosen`."""
+def _select(chunks: Iterable[Chunk], mask_of: Callable[[Indices], Mask]) -> Iterator[Chunk]:
+    """The samples whose number in the stream `mask_of` selects."""
     first = 0
     for chunk in chunks:
         count = len(next(iter(chunk.values())))
-        mask = chosen(np.arange(first, first + count))
+        mask = mask_of(np.arange(first, first + count))
         first += count
         if mask.any():
             yield {name: _masked(samples, mask) for name, samples in chunk.items()}
@@ -162,10 +162,10 @@ def _masked(samples: Array | Ragged, mask: Mask) -> Array | Ragged:
 
 def _divide_files(files: Sequence[Path], fraction: float) -> tuple[list[Path], list[Path]]:
     sizes = [file.stat().st_size for file in files]
-    wanted = fraction * sum(sizes)
+    eval_bytes = fraction * sum(sizes)
     evaluation: set[int] = set()
     for number in permute(np.arange(len(files)), len(files), 0).tolist()[:-1]:
-        if sum(sizes[chosen] for chosen in evaluation) >= wanted:
+        if sum(sizes[index] for index in evaluation) >= eval_bytes:
             break
         evaluation.add(number)
     train = [file for number, file in enumerate(files) if number not in evaluation]

@@ -123,6 +123,7 @@ class Dataset:
         """
         views = self._fixed[name]
         if len(views) == 1:
+            # A third of the time of `views[0][indices]` (numpy 2.4, 256 rows of 256 bytes).
             return views[0].take(indices, axis=0)
         batches, rows = self._locate(indices)
         column = self.columns[name]
@@ -179,6 +180,7 @@ def _shard_files(path: Path) -> list[Path]:
 
 def _open_shard(file: Path) -> _Shard:
     try:
+        # pyarrow takes paths as UTF-8, and its UnicodeEncodeError, a ValueError, would be taken for damage below.
         str(file).encode()
     except UnicodeEncodeError:
         raise UserError("has a name that is not UTF-8", where=str(file), fix="rename it") from None
@@ -199,8 +201,9 @@ def _open_shard(file: Path) -> _Shard:
 
 
 def _map_shard(file: Path) -> _Shard:
+    # Buffers of the file keep it mapped after it is closed.
     with pa.memory_map(str(file)) as mapped:
-        whole = mapped.read_buffer()
+        file_buffer = mapped.read_buffer()
         mapped.seek(0)
         reader = pa.ipc.open_file(mapped)
         _check_version(reader.schema)
@@ -216,7 +219,7 @@ def _map_shard(file: Path) -> _Shard:
             shard.counts.append(batch.num_rows)
             shard.views.append({name: view(batch.column(name), name, columns[name]) for name in columns})
             shard.ranges.append(decode_ranges(metadata))
-    if not all(_lies_in(views, whole) for views in shard.views):
+    if not all(_lies_in(views, file_buffer) for views in shard.views):
         raise UnusableError("is compressed, and cannot be read in random order")
     return shard
 

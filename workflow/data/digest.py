@@ -19,14 +19,14 @@ _AT_A_TIME = 4 << 20
 """Bytes hashed at a time."""
 
 
-def digest_of(dataset: Samples, whole: int = WHOLE) -> str:
+def digest_of(dataset: Samples, limit: int = WHOLE) -> str:
     """Return the hash as 32 hexadecimal digits."""
     if isinstance(dataset, Identified):
         return dataset.digest
     hashing = xxhash.xxh3_128()
     count = len(dataset)
     sizes = {name: _bytes(dataset, name) for name in dataset.columns}
-    hashed = count if sum(sizes.values()) <= whole else min(count, max(2, count * whole // sum(sizes.values())))
+    hashed = count if sum(sizes.values()) <= limit else min(count, max(2, count * limit // sum(sizes.values())))
     for name, column in sorted(dataset.columns.items()):
         hashing.update(f"{name} {column} {count}\n".encode())
         rows = max(1, _AT_A_TIME * count // max(1, sizes[name]))
@@ -34,6 +34,7 @@ def digest_of(dataset: Samples, whole: int = WHOLE) -> str:
             places = np.arange(start, min(start + rows, hashed), dtype=np.int64)
             indices = places if hashed == count else places * (count - 1) // (hashed - 1)
             for array in _read(dataset, name, indices):
+                # xxhash takes contiguous memory alone.
                 hashing.update(np.ascontiguousarray(array).data)
     return hashing.hexdigest()
 

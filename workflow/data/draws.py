@@ -45,6 +45,7 @@ class Draws:
 
     def uniform(self, low: float = 0.0, high: float = 1.0) -> float:
         """A number in [low, high)."""
+        # 53 bits, as many as the mantissa of a double has: each number is exact, and none is rounded to 1.
         return low + (high - low) * ((self.word() >> 11) * 2.0**-53)
 
     def uniforms(self, count: int) -> npt.NDArray[np.float64]:

@@ -59,8 +59,8 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         """Steps of a whole epoch; 0 if `drop` leaves none."""
-        whole, rest = divmod(self.count, self.global_batch)
-        return whole + (rest > 0 and not self._drops)
+        full_steps, rest = divmod(self.count, self.global_batch)
+        return full_steps + (rest > 0 and not self._drops)
 
     def step(self, position: Position) -> Step:
         """The step that begins at a position, which may be in the rest of an epoch that `drop` skips."""
@@ -72,8 +72,8 @@ class Plan:
         return Step(epoch, start, stop, following)
 
     def _begins(self, start: int) -> bool:
-        needed = self.global_batch if self._drops else 1
-        return start + needed <= self.count
+        minimum = self.global_batch if self._drops else 1
+        return start + minimum <= self.count
 
     def places(self, step: Step, micro_step: int, rank: int) -> tuple[int, int]:
         """Positions [first, last) for a rank in a micro-step; empty if too few samples are left in the epoch."""

@@ -56,9 +56,9 @@ def _fill(feed: Feed, samples: Array | list[Array], parts: Sequence[slice]) -> l
     if isinstance(samples, list):
         sliced = [sample[feed.source.slice] for sample in samples]
         return [_padded(feed, sliced[part]) for part in parts]
-    whole = samples if feed.source.whole else samples[:, feed.source.slice]
-    whole = whole.astype(feed.dtype, order="C", copy=False)
-    return [whole[part] for part in parts]
+    array = samples if feed.source.whole else samples[:, feed.source.slice]
+    array = array.astype(feed.dtype, order="C", copy=False)
+    return [array[part] for part in parts]
 
 
 def _padded(feed: Feed, samples: list[Array]) -> Array:

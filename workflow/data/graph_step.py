@@ -59,8 +59,8 @@ class GraphStep:
         result, column = last[1][self.outputs[name]], self.columns[name]
         expected = before(name, number).shape if column.variable else column.shape
         if result.shape != expected:
-            what = f"output {self.outputs[name]!r} is {list(result.shape)} for sample {number}, not {list(expected)}"
-            raise UserError(what, where=self.path, fix="give samples one shape")
+            message = f"output {self.outputs[name]!r} is {list(result.shape)} for sample {number}, not {list(expected)}"
+            raise UserError(message, where=self.path, fix="give samples one shape")
         return result
 
     def _run(self, number: int, before: Before, draws: Draws) -> dict[str, Array]:
@@ -76,23 +76,25 @@ def graph_step(transform: Transform, columns: Columns) -> GraphStep:
     """The step of an item `onnx`. Raises UserError if the graph cannot be used or does not fit the columns."""
     path = transform.onnx or ""
     session = _session(path)
-    given = {value.name: value for value in session.get_inputs()}
+    graph_inputs = {value.name: value for value in session.get_inputs()}
     for name in transform.random:
-        if name not in given:
-            raise UserError(f"has no input {name!r}", where=path, fix=f"correct random: inputs are {', '.join(given)}")
-    _refuse_unknown(path, transform, [*given, *(value.name for value in session.get_outputs())])
-    inputs = {name: transform.columns.get(name, name) for name in given if name not in transform.random}
+        if name not in graph_inputs:
+            raise UserError(
+                f"has no input {name!r}", where=path, fix=f"correct random: inputs are {', '.join(graph_inputs)}"
+            )
+    _refuse_unknown(path, transform, [*graph_inputs, *(value.name for value in session.get_outputs())])
+    inputs = {name: transform.columns.get(name, name) for name in graph_inputs if name not in transform.random}
     for name, of in inputs.items():
         if of not in columns:
             fix = f"map it in columns to one of {', '.join(columns)}, or name it in random"
             raise UserError(f"takes {name!r}, which is not a column", where=path, fix=fix)
-        dtype = _dtype(path, given[name])
+        dtype = _dtype(path, graph_inputs[name])
         if columns[of].dtype != dtype:
-            what = f"takes {name!r} as {dtype.name}, but column {of!r} is {columns[of].dtype.name}"
-            raise UserError(what, where=path, fix="add a Cast to the graph")
-    batched = _is_batched(path, {name: (given[name].shape, columns[of]) for name, of in inputs.items()})
+            message = f"takes {name!r} as {dtype.name}, but column {of!r} is {columns[of].dtype.name}"
+            raise UserError(message, where=path, fix="add a Cast to the graph")
+    batched = _is_batched(path, {name: (graph_inputs[name].shape, columns[of]) for name, of in inputs.items()})
     random = {
-        name: (kind, _fixed(path, given[name], batched), _dtype(path, given[name]))
+        name: (kind, _fixed(path, graph_inputs[name], batched), _dtype(path, graph_inputs[name]))
         for name, kind in transform.random.items()
     }
     for name, (_, _, dtype) in random.items():
@@ -123,8 +125,8 @@ def _is_batched(path: str, inputs: Mapping[str, tuple[Sequence[Any], Column]]) -
     wrong = next((name for name, axes in extra.items() if axes not in (0, 1)), None)
     if wrong is not None:
         shape, column = inputs[wrong]
-        what = f"takes {wrong!r} of {len(shape)} axes, but its column holds samples of {column}"
-        raise UserError(what, where=path, fix="give a graph for one sample, or for a batch of them")
+        message = f"takes {wrong!r} of {len(shape)} axes, but its column holds samples of {column}"
+        raise UserError(message, where=path, fix="give a graph for one sample, or for a batch of them")
     if len(set(extra.values())) > 1:
         raise UserError(
             "takes some inputs with an axis for the batch and some without", where=path, fix="export it anew"
@@ -143,6 +145,7 @@ def _column(path: str, name: str, result: Array, before: Column | None) -> Colum
 def _fixed(path: str, value: Any, batched: bool) -> tuple[int, ...]:
     """The shape of a random input for one sample, without the axis of the batch."""
     shape = tuple(value.shape[1:] if batched else value.shape)
+    # ONNX Runtime gives an open axis its symbol, or None.
     if not all(isinstance(size, int) for size in shape):
         raise UserError(
             f"takes {value.name!r}, whose shape it leaves open", where=path, fix="export it with a fixed one"
@@ -212,6 +215,7 @@ def _session(path: str) -> Any:
 
 
 def _draws(node: Any) -> bool:
+    # Dropout draws only in training mode, which its third input sets.
     return node.op_type in _DRAWING or (node.op_type == "Dropout" and len(node.input) > 2 and bool(node.input[2]))
 
 

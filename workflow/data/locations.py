@@ -18,15 +18,15 @@ def places_of(section: DataSet) -> list[Path]:
     samples would count twice.
     """
     places = [place for text in section.paths for place in _expanded(text)]
-    seen: set[str] = set()
+    real_paths: set[str] = set()
     for place in places:
         real = os.path.realpath(place)
-        if real in seen:
+        if real in real_paths:
             raise UserError("is named twice", where=str(place), fix="name each file of the set once")
-        seen.add(real)
+        real_paths.add(real)
     for place in places:
         folder = os.path.dirname(os.path.realpath(place))
-        if folder in seen and not place.is_dir():
+        if folder in real_paths and not place.is_dir():
             fix = "name the folder or its files; the pattern **/*.EXT names no folder"
             raise UserError(f"is in {folder}, which is named, too", where=str(place), fix=fix)
     return places
@@ -41,6 +41,7 @@ def are_there(section: DataSet) -> bool:
 
 
 def _expanded(text: str) -> list[Path]:
+    # The name of a file may have the characters of a URL or of a pattern: what exists is that file.
     if not os.path.lexists(text) and (url := url_of(text)) is not None:
         from ortflow.workflow.data.remote import fetched
 

@@ -60,4 +60,4 @@ def _is_names(content: Any) -> bool:
 
 
 def _is_inputs(content: Any) -> bool:
-    return isinstance(content, dict) and all(isinstance(one, dict) and "parts" in one for one in content.values())
+    return isinstance(content, dict) and all(isinstance(entry, dict) and "parts" in entry for entry in content.values())

@@ -32,6 +32,7 @@ def _key(*numbers: int) -> int:
     """Combine several numbers, in order, to one 64-bit key."""
     word = 0
     for number in numbers:
+        # An array of one element: numpy warns of the overflow of a scalar, not of an array.
         mixed = _mix(np.array([(word + number + 1) * 0x9E3779B97F4A7C15 & _MASK], dtype=np.uint64))
         word = int(mixed[0])
     return word
@@ -86,8 +87,8 @@ class SampleOrder:
         """Samples at positions [start, stop) of the epoch's order."""
         if not 0 <= start <= stop <= self.count:
             raise IndexError(f"places [{start}, {stop}) of an epoch of {self.count}")
-        kept, first, samples = self._window
-        if kept != epoch or start < first or stop > first + len(samples):
+        window_epoch, first, samples = self._window
+        if window_epoch != epoch or start < first or stop > first + len(samples):
             first = start
             samples = self._samples(epoch, np.arange(start, min(max(stop, start + _CHUNK), self.count)))
             self._window = (epoch, first, samples)
@@ -105,13 +106,13 @@ class SampleOrder:
         order = permute(np.arange(buckets), buckets, _key(self._seed, epoch, 0))
         ends = np.cumsum(np.minimum(size, count - order * size))
         slots = np.searchsorted(ends, places, side="right")
-        chosen = order[slots]
+        bucket_numbers = order[slots]
         within = places - np.concatenate([[0], ends])[slots]
-        keys = _mix(chosen.astype(np.uint64) + np.uint64(_key(self._seed, epoch, 1)))
+        keys = _mix(bucket_numbers.astype(np.uint64) + np.uint64(_key(self._seed, epoch, 1)))
         result = np.empty_like(places)
         # The last bucket may be smaller, and a permutation has one size.
         for last, length in ((False, size), (True, count - (buckets - 1) * size)):
-            of_size = (chosen == buckets - 1) == last
+            of_size = (bucket_numbers == buckets - 1) == last
             if of_size.any():
                 result[of_size] = permute(within[of_size], length, keys[of_size])
-        return chosen * size + result
+        return bucket_numbers * size + result

@@ -29,19 +29,19 @@ class OpenSet:
 
     section: DataSection
     seed: int
-    where: str
+    key_path: str
     files: Images | Audio | None
 
     def make(self) -> Samples:
         """The samples, with their transforms."""
-        evaluating, section = self.where != "data.train", self.section
+        evaluating, section = self.key_path != "data.train", self.section
         dataset: Samples | None = self.files
         if dataset is None:
             dataset = (open_evaluation if evaluating else open_training)(section, self.seed)
         assert dataset is not None
-        own = section.eval if evaluating and section.eval else section.train
-        transforms = transforms_of(own, self.where)
-        return augmented(dataset, transforms, self.seed, self.where) if transforms else dataset
+        set_section = section.eval if evaluating and section.eval else section.train
+        transforms = transforms_of(set_section, self.key_path)
+        return augmented(dataset, transforms, self.seed, self.key_path) if transforms else dataset
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Pooled(Around):
         return self.dataset.scan(name)
 
 
-def pooled(dataset: Samples, section: DataSection, seed: int, where: str, workers: Workers) -> Samples:
+def pooled(dataset: Samples, section: DataSection, seed: int, key_path: str, workers: Workers) -> Samples:
     """The set of a section with its slow columns made by `workers`; the set itself if it has none."""
     slow = _slow_columns(dataset)
     inner = dataset.dataset if isinstance(dataset, Augmented) else dataset
@@ -104,7 +104,7 @@ def pooled(dataset: Samples, section: DataSection, seed: int, where: str, worker
         or not isinstance(inner, (Images, Audio, Dataset, MappedArrays, Documents, Packed))
     ):
         return dataset
-    recipe = OpenSet(section, seed, where, inner if isinstance(inner, (Images, Audio)) else None)
+    recipe = OpenSet(section, seed, key_path, inner if isinstance(inner, (Images, Audio)) else None)
     return Pooled(dataset, workers, workers.add(recipe, str(dataset.path)), slow)
 
 

@@ -76,6 +76,7 @@ def fetched(url: str) -> tuple[Path, ...]:
         raise UserError("cannot be kept: there is no folder for it", where=without_secrets(url), fix=fix)
     with _explained(url):
         system, path = _system(url, scheme)
+        # In a URL of http, `?` begins the query and stands for no character.
         remote = _listed(system, path, patterns=scheme not in _HTTP)
     key = hashlib.blake2b(json.dumps([url, remote.version]).encode(), digest_size=16).hexdigest()
     folder = root / key
@@ -157,8 +158,8 @@ def _listed(system: Any, path: str, *, patterns: bool) -> _Remote:
 
 def _state(info: Mapping[str, Any]) -> dict[str, str]:
     """What says whether a file has changed."""
-    known = {key.lower(): str(value) for key, value in info.items() if value is not None}
-    return {key: known[key] for key in (*_VERSION_KEYS, "size") if key in known}
+    fields = {key.lower(): str(value) for key, value in info.items() if value is not None}
+    return {key: fields[key] for key in (*_VERSION_KEYS, "size") if key in fields}
 
 
 def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, partial: Path, *, patterns: bool) -> None:
@@ -167,13 +168,15 @@ def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, part
         for target in targets:
             target.parent.mkdir(parents=True, exist_ok=True)
         with _explained(url), _progress(url, partial, sum(size or 0 for size in remote.sizes)):
+            # Two lists: of one path, fsspec (2026.9) would expand the characters of patterns.
             system.get(list(remote.sources), [str(target) for target in targets])
         for source, target, size in zip(remote.sources, targets, remote.sizes, strict=True):
             arrived = target.stat().st_size if target.exists() else 0
             if size is not None and arrived != size:
-                what = f"arrived with {arrived} bytes instead of the {size} that its server names"
-                raise UserError(what, where=_source(url, source), fix="try again")
+                message = f"arrived with {arrived} bytes instead of the {size} that its server names"
+                raise UserError(message, where=_source(url, source), fix="try again")
         with _explained(url):
+            # fsspec keeps the listings of object stores, and would answer with the first one.
             system.invalidate_cache()
             now = _listed(system, path, patterns=patterns).version
         if now != remote.version:
@@ -185,10 +188,11 @@ def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, part
     except FileExistsError:  # where there are no locks, another process may be faster
         pass
     except OSError as error:
+        # Linux has ENOTEMPTY for a rename onto the other process's folder, which is no FileExistsError.
         if not folder.is_dir():
-            what = f"cannot be kept in {folder.parent} ({error.strerror or error})"
+            message = f"cannot be kept in {folder.parent} ({error.strerror or error})"
             raise UserError(
-                what, where=without_secrets(url), fix="make room, or set ORTFLOW_CACHE to another folder"
+                message, where=without_secrets(url), fix="make room, or set ORTFLOW_CACHE to another folder"
             ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -231,8 +235,8 @@ def _explained(url: str) -> Iterator[None]:
             f"needs another package ({_line(error, url)})", where=without_secrets(url), fix=_INSTALL
         ) from None
     except PermissionError as error:
-        what = f"access is denied ({_line(error, url)})"
-        raise UserError(what, where=without_secrets(url), fix=_CREDENTIALS) from None
+        message = f"access is denied ({_line(error, url)})"
+        raise UserError(message, where=without_secrets(url), fix=_CREDENTIALS) from None
     except FileNotFoundError as error:
         # fsspec's http raises it for every failure.
         cause = error.__cause__

@@ -121,8 +121,8 @@ class Classified(Protocol):
         """Name of each class; empty if the labels have no names."""
         ...
 
-    def with_classes(self, classes: tuple[str, ...], where: str) -> Samples:
-        """The samples with the numbers of another table. Raises UserError at `where` for a class that it lacks."""
+    def with_classes(self, classes: tuple[str, ...], location: str) -> Samples:
+        """The samples with the numbers of another table. Raises UserError at `location` for a class that it lacks."""
         ...
 
 

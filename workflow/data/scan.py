@@ -24,14 +24,14 @@ def first_outside(
     """
     column = dataset.columns[reference.column]
     least, largest = span
-    known = column.minimum is not None and column.maximum is not None
-    if known and least <= column.minimum and column.maximum <= largest:  # type: ignore[operator]
+    has_range = column.minimum is not None and column.maximum is not None
+    if has_range and least <= column.minimum and column.maximum <= largest:  # type: ignore[operator]
         return None
     for first, samples in dataset.scan(reference.column):
         for start in range(0, len(samples), _ROWS):
-            found = _outside(samples, slice(start, start + _ROWS), reference, span, allowed)
-            if found is not None:
-                return first + start + found[0], found[1]
+            outlier = _outside(samples, slice(start, start + _ROWS), reference, span, allowed)
+            if outlier is not None:
+                return first + start + outlier[0], outlier[1]
     return None
 
 

@@ -127,6 +127,7 @@ def view(array: pa.Array, name: str, column: Column) -> Array | Ragged:
         offsets, values = storage.offsets.to_numpy().astype(np.int64, copy=False), storage.values
     elif column.shape:
         # Not `flatten`: it imports pyarrow.compute, which takes 30 ms of each rank's start.
+        # `values` also has the elements before and behind a slice.
         size = storage.type.list_size
         values = storage.values.slice(storage.offset * size, len(storage) * size)
     if storage.null_count or values.null_count:
@@ -158,6 +159,7 @@ def value_range(samples: Array | Ragged) -> Range | None:
 def join_ranges(ranges: Sequence[Range]) -> Range | None:
     """The range over several ranges; NaN if one is NaN."""
     ends = [end for span in ranges for end in span]
+    # Python's min and max of numbers with a NaN depend on their order.
     if any(end != end for end in ends):
         return (math.nan, math.nan)
     return (min(ends), max(ends)) if ends else None
@@ -165,6 +167,7 @@ def join_ranges(ranges: Sequence[Range]) -> Range | None:
 
 def encode_ranges(ranges: Mapping[str, Range]) -> dict[bytes, bytes]:
     """Encode ranges as a record batch's metadata."""
+    # NaN and infinity are written as words, which JSON lacks and Python's parser reads.
     return {RANGES_KEY: json.dumps(ranges).encode()}
 
 

@@ -70,11 +70,11 @@ class Selected:
             start, stop = np.searchsorted(self.rows, [first, first + len(part)])
             if start == stop:
                 continue
-            own = self.rows[start:stop] - first
+            part_rows = self.rows[start:stop] - first
             if isinstance(part, Ragged):
-                yield int(start), Ragged.of([part[row] for row in own.tolist()], part.values.dtype)
+                yield int(start), Ragged.of([part[row] for row in part_rows.tolist()], part.values.dtype)
             else:
-                yield int(start), part[own]
+                yield int(start), part[part_rows]
 
     def _rows(self, indices: Indices) -> Indices:
         """The same array for the same indices: a set may read the columns of a batch together."""
@@ -92,8 +92,8 @@ class IdentifiedSelected(Selected):
     def digest(self) -> str:
         """Hash of the whole set and of which samples these are."""
         assert isinstance(self.samples, Identified)
-        own = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self.rows).data)
-        return xxhash.xxh3_128_hexdigest(f"{self.samples.digest} {own}".encode())
+        rows_hash = xxhash.xxh3_128_hexdigest(np.ascontiguousarray(self.rows).data)
+        return xxhash.xxh3_128_hexdigest(f"{self.samples.digest} {rows_hash}".encode())
 
 
 def selected(samples: Samples, rows: Indices) -> Selected:

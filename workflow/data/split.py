@@ -83,8 +83,10 @@ def _groups(values: Values, share: int, seed: int) -> Mask:
     sizes = np.bincount(values.codes, minlength=len(values.names))
     order = sorted(range(len(values.names)), key=lambda code: _key(seed, values.names[code]))
     before = np.cumsum([0, *sizes[order].tolist()])[:-1]
-    chosen = [code for code, held in zip(order[:-1], before.tolist(), strict=False) if held < share]
-    return np.isin(values.codes, chosen)
+    held_out_codes = [
+        code for code, samples_before in zip(order[:-1], before.tolist(), strict=False) if samples_before < share
+    ]
+    return np.isin(values.codes, held_out_codes)
 
 
 def _latest(values: Values, share: int) -> Mask:

@@ -29,15 +29,15 @@ def find_files(sources: Sequence[str]) -> list[Path]:
     for source in sources:
         path = Path(source)
         if path.is_dir():
-            found = [file for file in path.rglob("*") if not _hidden(file.relative_to(path))]
+            matches = [file for file in path.rglob("*") if not _hidden(file.relative_to(path))]
         elif path.exists():
-            found = [path]
+            matches = [path]
         else:
-            found = [Path(name) for name in glob.glob(source, recursive=True)]
-        found = [file for file in found if file.is_file()]
-        if not found:
+            matches = [Path(name) for name in glob.glob(source, recursive=True)]
+        matches = [file for file in matches if file.is_file()]
+        if not matches:
             raise UserError("no such file, or no file in it", where=source, fix="give a file, a folder or a pattern")
-        files.update(found)
+        files.update(matches)
     return sorted(files)
 
 
@@ -68,16 +68,17 @@ def count_windows(files: Sequence[Path], length: int) -> int:
 
 def _blocks(files: Sequence[Path]) -> Iterator[Array]:
     """The concatenated bytes of the files, BATCH_BYTES at a time."""
-    held = bytearray()
+    block = bytearray()
     for path in files:
         with _opened(path) as file:
-            while data := file.read(BATCH_BYTES - len(held)):
-                held += data
-                if len(held) == BATCH_BYTES:
-                    yield np.frombuffer(bytes(held), np.uint8)
-                    held.clear()
-    if held:
-        yield np.frombuffer(bytes(held), np.uint8)
+            while data := file.read(BATCH_BYTES - len(block)):
+                block += data
+                if len(block) == BATCH_BYTES:
+                    # A copy: a bytearray that an array refers to cannot be cleared.
+                    yield np.frombuffer(bytes(block), np.uint8)
+                    block.clear()
+    if block:
+        yield np.frombuffer(bytes(block), np.uint8)
 
 
 LONGEST_LINE = 1 << 24
@@ -112,16 +113,16 @@ def count_lines(files: Sequence[Path]) -> int:
 
 def line_chunks(files: Sequence[Path]) -> Iterator[Ragged]:
     """The lines as uint8 samples, grouped into record batches."""
-    held: list[bytes] = []
+    samples: list[bytes] = []
     size = 0
     for line in lines(files):
-        held.append(line)
+        samples.append(line)
         size += len(line)
         if size >= BATCH_BYTES:
-            yield _ragged(held)
-            held, size = [], 0
-    if held:
-        yield _ragged(held)
+            yield _ragged(samples)
+            samples, size = [], 0
+    if samples:
+        yield _ragged(samples)
 
 
 def _ragged(samples: Sequence[bytes]) -> Ragged:

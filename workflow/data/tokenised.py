@@ -39,7 +39,7 @@ def key_of(text: TextSection, identity: Sequence[str]) -> str:
 
 
 def tokens_of(
-    text: TextSection, identity: Sequence[str], documents: Callable[[], Iterable[str]], where: str
+    text: TextSection, identity: Sequence[str], documents: Callable[[], Iterable[str]], location: str
 ) -> tuple[Array, Indices]:
     """All tokens [n], mapped from the cache, and the end of each document, which may be empty.
 
@@ -51,7 +51,7 @@ def tokens_of(
         What identifies the documents: hashes of their content.
     documents
         Called where they are not in the cache.
-    where
+    location
         The set, for messages.
 
     Raises
@@ -63,19 +63,19 @@ def tokens_of(
         raise UserError("packs windows, whose length is not given", where="text.pack", fix="set text.length")
     folder = next(cache_folders("tokens"), None)
     if folder is None:
-        what = "the tokens cannot be kept: there is no folder for them"
-        raise UserError(what, where=where, fix="set ORTFLOW_CACHE to a folder that only you may write to")
+        message = "the tokens cannot be kept: there is no folder for them"
+        raise UserError(message, where=location, fix="set ORTFLOW_CACHE to a folder that only you may write to")
     key = key_of(text, identity)
     tokens, ends = folder / f"{key}.tokens.npy", folder / f"{key}.ends.npy"
     if not ends.exists() or not tokens.exists():
-        _tokenise(documents(), text, tokens, ends, where)
+        _tokenise(documents(), text, tokens, ends, location)
     try:
         return np.load(tokens, "r", allow_pickle=False), np.load(ends, allow_pickle=False)
     except (OSError, ValueError) as error:
         raise UserError(f"cannot be read ({error})", where=str(tokens), fix="remove it") from None
 
 
-def _tokenise(documents: Iterable[str], text: TextSection, tokens: Path, ends: Path, where: str) -> None:
+def _tokenise(documents: Iterable[str], text: TextSection, tokens: Path, ends: Path, location: str) -> None:
     tokenizer = tokenizer_of(text.tokenizer)
     end = None
     if text.end is not None:
@@ -97,16 +97,17 @@ def _tokenise(documents: Iterable[str], text: TextSection, tokens: Path, ends: P
                     file.write(np.array(ids, kind).tobytes())
             file.flush()
             total = sum(lengths)
+            # mmap refuses a length of 0.
             values = np.memmap(file, kind, "r", 0, total) if total else np.empty(0, kind)
-            with replacing(tokens) as whole:
-                np.save(whole, values)
-        with replacing(ends) as whole:
-            np.save(whole, np.cumsum(lengths, dtype=np.int64))
+            with replacing(tokens) as target:
+                np.save(target, values)
+        with replacing(ends) as target:
+            np.save(target, np.cumsum(lengths, dtype=np.int64))
     except OSError as error:
-        what = f"the tokens cannot be kept ({error.strerror or error})"
-        raise UserError(what, where=str(tokens.parent), fix="set ORTFLOW_CACHE to a folder with room") from None
+        message = f"the tokens cannot be kept ({error.strerror or error})"
+        raise UserError(message, where=str(tokens.parent), fix="set ORTFLOW_CACHE to a folder with room") from None
     if cut:
-        line = f"{where}: {cut} of {len(lengths)} documents have more than {text.max_length} tokens and are cut\n"
+        line = f"{location}: {cut} of {len(lengths)} documents have more than {text.max_length} tokens and are cut\n"
         sys.stderr.write(line)
         sys.stderr.flush()
 
@@ -139,6 +140,6 @@ def _truncate(tokenizer: Any, length: int) -> None:
     """Cut documents to `length` tokens with those that the tokenizer adds."""
     added = tokenizer.num_special_tokens_to_add(False)
     if length <= added:
-        what = f"leaves no token of a document: the tokenizer and text.end add {added} or more"
-        raise UserError(what, where="text.max_length", fix="raise it")
+        message = f"leaves no token of a document: the tokenizer and text.end add {added} or more"
+        raise UserError(message, where="text.max_length", fix="raise it")
     tokenizer.enable_truncation(length)

@@ -181,13 +181,13 @@ class Mix:
 
     def apply(self, name: str, number: int, before: Before, draws: Draws) -> Array:
         partner, share = draws.below(self.count), draws.beta(self.parameter)
-        own, other = before(name, number), before(name, partner)
+        sample, other = before(name, number), before(name, partner)
         if self.cut:
-            return self._cut(name, own, other, share, draws)
-        mixed: Array = (own * np.float32(share) + other * np.float32(1 - share)).astype(own.dtype)
+            return self._cut(name, sample, other, share, draws)
+        mixed: Array = (sample * np.float32(share) + other * np.float32(1 - share)).astype(sample.dtype)
         return mixed
 
-    def _cut(self, name: str, own: Array, other: Array, share: float, draws: Draws) -> Array:
+    def _cut(self, name: str, sample: Array, other: Array, share: float, draws: Draws) -> Array:
         height, width = self.size
         side = math.sqrt(1 - share)
         across, down = int(width * side), int(height * side)
@@ -195,11 +195,11 @@ class Mix:
         left, right = max(0, x - across // 2), min(width, x + across // 2)
         top, bottom = max(0, y - down // 2), min(height, y + down // 2)
         if name == self.column:
-            mixed = self.axes.of(own).copy()
+            mixed = self.axes.of(sample).copy()
             mixed[:, top:bottom, left:right] = self.axes.of(other)[:, top:bottom, left:right]
             return self.axes.back(mixed)
-        given = np.float32((right - left) * (bottom - top) / (height * width))
-        label: Array = (own * (1 - given) + other * given).astype(own.dtype)
+        partner_share = np.float32((right - left) * (bottom - top) / (height * width))
+        label: Array = (sample * (1 - partner_share) + other * partner_share).astype(sample.dtype)
         return label
 
 
@@ -233,17 +233,17 @@ class Mask:
 
     def apply(self, name: str, number: int, before: Before, draws: Draws) -> Array:
         section, tokens = self.section, before(self.column, number)
-        chosen = draws.uniforms(len(tokens)) < section.probability
+        selection = draws.uniforms(len(tokens)) < section.probability
         if section.special:
-            chosen &= ~np.isin(tokens, section.special)
+            selection &= ~np.isin(tokens, section.special)
         if self.padding is not None:
-            chosen &= before(self.padding, number) != 0
+            selection &= before(self.padding, number) != 0
         if name == section.labels:
             # Widened first: numpy 2 keeps uint16 and wraps the negative number.
-            return np.where(chosen, tokens.astype(np.int64), IGNORED)
+            return np.where(selection, tokens.astype(np.int64), IGNORED)
         kind, random = draws.uniforms(len(tokens)), draws.uniforms(len(tokens)) * self.vocabulary
-        masked = np.where(chosen & (kind < 0.8), self.mask_id, tokens.astype(np.int64))
-        return np.where(chosen & (kind >= 0.9), random.astype(np.int64), masked).astype(tokens.dtype)
+        masked = np.where(selection & (kind < 0.8), self.mask_id, tokens.astype(np.int64))
+        return np.where(selection & (kind >= 0.9), random.astype(np.int64), masked).astype(tokens.dtype)
 
     def extremes(self, name: str) -> Array:
         """The values that it may add to a column, for the checks."""
@@ -267,17 +267,19 @@ class Function:
 
     def apply(self, name: str, number: int, before: Before, draws: Draws) -> Array:
         value, function = before(name, number), function_of(self.name)
+        # numpy keeps the stream of a bit generator in all versions (NEP 19); Generator's methods may change.
         random = np.random.Generator(np.random.Philox(draws.word()))
         try:
+            # A function may write to its argument, which may be a read-only view of a mapped file.
             result = np.asarray(function(value.copy(), random))
         except Exception as error:  # whatever a user's function raises
             reason = f"raised {type(error).__name__} for sample {number}: {error}"
             raise UserError(reason, where=self.name, fix="correct it") from error
         if result.dtype != value.dtype or result.shape != value.shape:
-            what = (
+            message = (
                 f"returned {result.dtype} {list(result.shape)} for sample {number}, a {value.dtype} {list(value.shape)}"
             )
-            raise UserError(what, where=self.name, fix="return the type and shape of the argument")
+            raise UserError(message, where=self.name, fix="return the type and shape of the argument")
         return result
 
 
@@ -329,8 +331,8 @@ def _numbers(columns: Columns, name: str) -> Column:
     return column
 
 
-def _misfit(columns: Columns, name: str, wanted: str) -> UserError:
+def _misfit(columns: Columns, name: str, expectation: str) -> UserError:
     if name not in columns:
-        known = ", ".join(columns)
-        return UserError(f"there is no column {name!r}", where="transforms", fix=f"set column to one of: {known}")
-    return UserError(f"column {name!r} is {columns[name]}, not {wanted}", where="transforms", fix="set column")
+        names = ", ".join(columns)
+        return UserError(f"there is no column {name!r}", where="transforms", fix=f"set column to one of: {names}")
+    return UserError(f"column {name!r} is {columns[name]}, not {expectation}", where="transforms", fix="set column")

@@ -12,7 +12,7 @@ from ortflow.workflow.spec.transforms import MaskTokens, Transform
 _MASKS = ("[MASK]", "<mask>")
 
 
-def transforms_of(section: DataSet, where: str) -> list[Transform]:
+def transforms_of(section: DataSet, key_path: str) -> list[Transform]:
     """The transforms of a set, with complete `mask_tokens`.
 
     Raises UserError, at the key, for what neither the run file nor the tokenizer has.
@@ -20,7 +20,7 @@ def transforms_of(section: DataSet, where: str) -> list[Transform]:
     transforms = list(section.transforms)
     for number, transform in enumerate(transforms):
         if transform.mask_tokens is not None:
-            place = f"{where}.transforms[{number}].mask_tokens"
+            place = f"{key_path}.transforms[{number}].mask_tokens"
             completed = _completed(transform.mask_tokens, section, place)
             transforms[number] = transform.model_copy(update={"mask_tokens": completed})
     return transforms
@@ -35,14 +35,14 @@ def _mask(tokenizer: Any) -> str | None:
     return next((name for name in _MASKS if tokenizer.token_to_id(name) is not None), None)
 
 
-def _completed(mask: MaskTokens, section: DataSet, where: str) -> MaskTokens:
+def _completed(mask: MaskTokens, section: DataSet, key_path: str) -> MaskTokens:
     if section.text is None or None not in (mask.mask_id, mask.vocabulary, mask.special):
         return mask
     tokenizer = tokenizer_of(section.text.tokenizer)
     mask_token = _mask(tokenizer)
     if mask.mask_id is None and mask_token is None:
-        what = f"{section.text.tokenizer} has none of the tokens {', '.join(_MASKS)}"
-        raise UserError(what, where=f"{where}.mask_id", fix="add the number of the token that masks")
+        message = f"{section.text.tokenizer} has none of the tokens {', '.join(_MASKS)}"
+        raise UserError(message, where=f"{key_path}.mask_id", fix="add the number of the token that masks")
     special = sorted(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
     values = {
         "mask_id": mask_token and tokenizer.token_to_id(mask_token),

@@ -22,6 +22,7 @@ def send(stream: IO[bytes], message: object) -> None:
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     rest = memoryview(len(data).to_bytes(LENGTH_BYTES, "little") + data)
     while rest:
+        # A write may be partial: where a signal interrupts it, and above 2 GiB (write(2)).
         rest = rest[stream.write(rest) :]
 
 
@@ -87,6 +88,7 @@ def _listen(stream: IO[bytes], tasks: SimpleQueue[Any]) -> None:
         while True:
             tasks.put(receive(stream))
     except EOFError:
+        # sys.exit would end this thread alone.
         os._exit(0)
     except BaseException:  # noqa: BLE001 - without this thread, the rank would wait for ever
         traceback.print_exc()

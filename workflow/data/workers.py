@@ -104,6 +104,7 @@ class Workers:
             flat = memoryview(out.reshape(-1).view(np.uint8).data)
             done = 0
             while done < len(flat):
+                # One call reads at most 2 GiB (read(2)).
                 done += os.preadv(self._memory, [flat[done:]], done)
         return []
 
@@ -129,7 +130,7 @@ class Workers:
                     self._workers.append(worker)
                     selector.register(worker.output, selectors.EVENT_READ, worker)
                 # The worker with the fewest tasks first.
-                for worker in sorted(self._workers, key=lambda each: len(each.tasks)):
+                for worker in sorted(self._workers, key=lambda candidate: len(candidate.tasks)):
                     while waiting and len(worker.tasks) < _QUEUED:
                         worker.tasks.append(waiting.popleft())
                         try:
@@ -145,8 +146,8 @@ class Workers:
                         self._replace(worker, tasks, waiting, ended)
                         continue
                     if fault is not None:
-                        what, where, fix, by_user = fault
-                        raise UserError(what, where=where, fix=fix) if by_user else OrtflowError(what)
+                        message, location, fix, by_user = fault
+                        raise UserError(message, where=location, fix=fix) if by_user else OrtflowError(message)
                     worker.tasks.remove(number)
                     results[number] = samples
         return results
@@ -162,12 +163,12 @@ class Workers:
             first = worker.tasks[0]
             ended[first] += 1
             if ended[first] >= _ATTEMPTS:
-                how = signal_name(-code) if code < 0 else f"exit code {code}"
+                ending = signal_name(-code) if code < 0 else f"exit code {code}"
                 _, key, _, _, indices, _ = tasks[first]
                 samples = ", ".join(map(str, indices[:8].tolist())) + (" and others" if len(indices) > 8 else "")
                 raise OrtflowError(
-                    f"{_ATTEMPTS} worker processes of the data ended ({how}) while they made the samples {samples} of "
-                    f"{self._paths[key]}"
+                    f"{_ATTEMPTS} worker processes of the data ended ({ending}) while they made the samples {samples} "
+                    f"of {self._paths[key]}"
                 )
         waiting.extendleft(reversed(worker.tasks))
 
@@ -180,6 +181,7 @@ class Workers:
             process = start_module(
                 "ortflow.workflow.data.worker", str(self._memory), bufsize=0, stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, pass_fds=[self._memory],
+                # numpy's OpenBLAS starts a thread for each core when it is imported, here in each worker.
                 variables={"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             )  # fmt: skip
         except OSError as error:

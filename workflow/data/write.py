@@ -48,8 +48,8 @@ def record_batch(columns: Mapping[str, Array | Ragged]) -> pa.RecordBatch:
     """
     stored = {name: _storable(name, samples) for name, samples in columns.items()}
     if len({len(samples) for samples in stored.values()}) > 1:
-        reported = ", ".join(f"{name} has {len(samples)}" for name, samples in stored.items())
-        raise UserError(f"the columns differ in their number of samples: {reported}", fix="give them the same number")
+        counts = ", ".join(f"{name} has {len(samples)}" for name, samples in stored.items())
+        raise UserError(f"the columns differ in their number of samples: {counts}", fix="give them the same number")
     arrays = {name: to_arrow(samples) for name, samples in stored.items()}
     fields = [pa.field(name, array.type, nullable=False) for name, array in arrays.items()]
     schema = pa.schema(fields, metadata={VERSION_KEY: str(VERSION)})
@@ -65,18 +65,18 @@ def _storable(name: str, samples: Array | Ragged) -> Array | Ragged:
     return samples.astype(samples.dtype.newbyteorder("="), copy=False)
 
 
-def check_storable(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], where: str | None = None) -> None:
+def check_storable(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], location: str | None = None) -> None:
     """Raise UserError if an array is not a column: not numbers of up to 64 bits, no axis of samples, empty samples."""
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         kind = "objects" if dtype.hasobject else str(dtype)
         raise UserError(
             f"array {name!r} holds {kind}, neither integers nor floats of up to 64 bits",
-            where=where,
+            where=location,
             fix="save it as numbers",
         )
     if not shape or 0 in shape[1:]:
-        reported = f"samples of shape {list(shape[1:])}" if shape else "one number"
-        raise UserError(f"array {name!r} holds {reported}", where=where, fix="add a first axis for the samples")
+        content = f"samples of shape {list(shape[1:])}" if shape else "one number"
+        raise UserError(f"array {name!r} holds {content}", where=location, fix="add a first axis for the samples")
 
 
 def write_set(
@@ -131,12 +131,12 @@ def whole_or_nothing(path: Path, *, replace: bool) -> Iterator[Path]:
     """
     if os.path.lexists(path):
         _check_replaceable(path, replace)
-    made = [folder for folder in path.parents if not folder.exists()]
+    new_folders = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except OSError as error:
-        _remove_empty(made)
+        _remove_empty(new_folders)
         raise _unwritable(path, error) from None
     try:
         (temporary / "new").mkdir()
@@ -148,7 +148,7 @@ def whole_or_nothing(path: Path, *, replace: bool) -> Iterator[Path]:
     except BaseException as error:
         shutil.rmtree(temporary / "new")
         temporary.rmdir()
-        _remove_empty(made)
+        _remove_empty(new_folders)
         if isinstance(error, OSError):
             raise _unwritable(path, error) from None
         raise
@@ -172,9 +172,9 @@ def _check_replaceable(path: Path, replace: bool) -> None:
         raise UserError("exists already", where=str(path), fix="choose another output, or replace it with --force")
     foreign = _foreign_file(path)
     if foreign is not None:
-        what = f"holds {foreign}, which" if foreign else "exists and"
+        subject = f"holds {foreign}, which" if foreign else "exists and"
         raise UserError(
-            f"{what} is not a data set that ortflow has written, so --force does not replace it",
+            f"{subject} is not a data set that ortflow has written, so --force does not replace it",
             where=str(path),
             fix="choose another output, or remove it",
         )
@@ -184,14 +184,15 @@ def _foreign_file(path: Path) -> str | None:
     """What in a path is not provably a set of ours: a name inside a folder, "" for the path itself; None if nothing."""
     if is_folder(path):
         foreign = next(foreign_files(path, SET_FILES), None)
-        own = (found for found in sorted(path.rglob("*")) if found.is_file() and not _is_set_file(found))
-        return foreign or next((found.relative_to(path).as_posix() for found in own), None)
+        other_files = (file for file in sorted(path.rglob("*")) if file.is_file() and not _is_set_file(file))
+        return foreign or next((file.relative_to(path).as_posix() for file in other_files), None)
     return None if path.is_file() and not path.is_symlink() and _is_set_file(path) else ""
 
 
 def _is_set_file(path: Path) -> bool:
     """Whether the file's Arrow schema has the mark of our format."""
     try:
+        # pyarrow opens the path by itself, and would wait for a pipe's writer.
         os.close(open_regular(path))
         with pa.memory_map(str(path)) as source:
             return VERSION_KEY in (pa.ipc.open_file(source).schema.metadata or {})
@@ -219,13 +220,13 @@ def _shards(batches: Iterator[pa.RecordBatch], samples: int) -> Iterator[Iterato
         missing = samples
         while missing and rest:
             batch = rest.pop()
-            taken = batch.slice(0, missing)
-            if taken.num_rows < batch.num_rows:
+            part = batch.slice(0, missing)
+            if part.num_rows < batch.num_rows:
                 rest.append(batch.slice(missing))
             elif (following := next(batches, None)) is not None:
                 rest.append(following)
-            missing -= taken.num_rows
-            yield taken
+            missing -= part.num_rows
+            yield part
 
     rest.extend(batch for batch in [next(batches, None)] if batch is not None)
     while rest:
@@ -244,8 +245,8 @@ def _write_file(path: Path, batches: Iterator[pa.RecordBatch]) -> int:
             while batch is not None:
                 views = {name: view(batch.column(name), name, column) for name, column in columns.items()}
                 spans = {name: value_range(samples) for name, samples in views.items()}
-                known = {name: span for name, span in spans.items() if span is not None}
-                writer.write_batch(batch, custom_metadata=encode_ranges(known))
+                ranges = {name: span for name, span in spans.items() if span is not None}
+                writer.write_batch(batch, custom_metadata=encode_ranges(ranges))
                 count += batch.num_rows
                 batch = next(batches, None)
         file.flush()

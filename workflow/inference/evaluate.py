@@ -18,7 +18,14 @@ from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.data.samples import Samples, reading_of
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.inference.models import Asked, Objective, scratch_run, spec_of_model, spec_of_run, trained_on
+from ortflow.workflow.inference.models import (
+    Objective,
+    SampleOptions,
+    scratch_run,
+    spec_of_model,
+    spec_of_run,
+    trained_on,
+)
 from ortflow.workflow.inference.ranks import in_order
 from ortflow.workflow.inference.samples import opened
 from ortflow.workflow.run.rundir import RunDir
@@ -51,35 +58,43 @@ class Evaluated:
     """The first of them, each with file and line."""
 
 
-def evaluate_run(run_dir: RunDir, step: int | None, asked: Asked, ranks: int = 1) -> Evaluated:
+def evaluate_run(run_dir: RunDir, step: int | None, options: SampleOptions, ranks: int = 1) -> Evaluated:
     """Evaluate a checkpoint of a run, the newest complete one if `step` is None. Raises UserError."""
-    data, spec = spec_of_run(run_dir, asked, "evaluate")
+    data, spec = spec_of_run(run_dir, options, "evaluate")
     store = DirectoryStore(run_dir.root / spec.checkpoint.directory)
     if (run := recorded_identity(run_dir, spec)) is not None:
         refuse_other_runs(store, run, COPIED)
-    with scratch_run() as here:
-        return _evaluated(Evaluation(here, spec, data, asked, store, step, trained_on(run_dir)), ranks)
+    with scratch_run() as scratch:
+        return _evaluated(Evaluation(scratch, spec, data, options, store, step, trained_on(run_dir)), ranks)
 
 
-def evaluate_model(model: Path, objective: Objective, asked: Asked, ranks: int = 1) -> Evaluated:
+def evaluate_model(model: Path, objective: Objective, options: SampleOptions, ranks: int = 1) -> Evaluated:
     """Evaluate an ONNX model. Raises UserError."""
-    with scratch_run() as here:
-        return _evaluated(Evaluation(here, spec_of_model(model, objective, asked), None, asked, None, None), ranks)
+    with scratch_run() as scratch:
+        return _evaluated(
+            Evaluation(scratch, spec_of_model(model, objective, options), None, options, None, None), ranks
+        )
 
 
 def _evaluated(job: Evaluation, ranks: int) -> Evaluated:
     """Evaluate; of several ranks, each computes every so many micro-batches, whose sums are added up in order."""
-    found = job.open(prepare=True)
+    evaluation = job.open(prepare=True)
     if ranks == 1:
-        with found.batches(0, 1) as batches:
-            outcome = found.trainer.evaluate(batches, lambda: ())
+        with evaluation.batches(0, 1) as batches:
+            outcome = evaluation.trainer.evaluate(batches, lambda: ())
     else:
-        outcome = found.trainer.training.evaluator.of_sums(in_order(job, ranks))
+        outcome = evaluation.trainer.training.evaluator.of_sums(in_order(job, ranks))
     if not outcome.samples:
-        raise UserError("has no samples", where=str(job.asked.data))
-    reading = reading_of(found.dataset)
+        raise UserError("has no samples", where=str(job.options.data))
+    reading = reading_of(evaluation.dataset)
     return Evaluated(
-        outcome.metrics, outcome.samples, found.step, outcome.tables, found.averaged, reading.skipped, reading.bad_rows
+        outcome.metrics,
+        outcome.samples,
+        evaluation.step,
+        outcome.tables,
+        evaluation.averaged,
+        reading.skipped,
+        reading.bad_rows,
     )
 
 
@@ -92,7 +107,7 @@ class Evaluation:
     spec: TrainerRunSpec
     data: DataSection | None
     """`data` of the run."""
-    asked: Asked
+    options: SampleOptions
     store: DirectoryStore | None
     """The checkpoints of the run."""
     step: int | None
@@ -100,15 +115,15 @@ class Evaluation:
 
     def items(self, rank: int, world_size: int, threads: int) -> Iterator[BatchSums]:
         """The sums of this rank's micro-batches."""
-        found = self.open(threads)
-        with found.batches(rank, world_size) as batches:
+        evaluation = self.open(threads)
+        with evaluation.batches(rank, world_size) as batches:
             for number, batch in enumerate(batches):
-                yield found.trainer.training.evaluator.batch_sums(batch, number * world_size + rank)
+                yield evaluation.trainer.training.evaluator.batch_sums(batch, number * world_size + rank)
 
     def open(self, threads: int = 0, *, prepare: bool = False) -> OpenEvaluation:
         """Open samples and model, with the checkpoint's weights; `prepare` also makes the graphs. Raises UserError."""
-        found = opened(self.asked, self.data, self.spec.seed, self.digest)
-        dataset = found.samples
+        sample_set = opened(self.options, self.data, self.spec.seed, self.digest)
+        dataset = sample_set.samples
         off = self.spec.export.model_copy(update={"enabled": False})
         section = self.spec.onnx_model.model_copy(update={"start_from": None})
         spec = self.spec.model_copy(update={"export": off, "model": section})
@@ -119,11 +134,11 @@ class Evaluation:
         feeds = check_inputs(
             dataset,
             inputs,
-            found.references,
+            sample_set.references,
             limits,
             micro_batch=spec.data.micro_batch,
             smaller_batch=spec.data.last_batch != "pad",
-            where="--data",
+            key_path="--data",
         )
         trainer = builder.open(SoloCommunicator(), CpuDevice(), threads or os.cpu_count() or 1, ())
         assert isinstance(trainer, GraphTrainer)

@@ -25,7 +25,7 @@ from ortflow.workflow.steps.run_plan import Plan
 
 
 @dataclass(frozen=True)
-class Asked:
+class SampleOptions:
     """What the command line says about the samples."""
 
     data: Path
@@ -42,23 +42,23 @@ class Objective:
     metrics: Sequence[str] = ()
 
 
-def spec_of_run(run_dir: RunDir, asked: Asked, command: str) -> tuple[DataSection, TrainerRunSpec]:
+def spec_of_run(run_dir: RunDir, options: SampleOptions, command: str) -> tuple[DataSection, TrainerRunSpec]:
     """`data` of the run, and its run file for one process on the CPU, with other samples. Raises UserError."""
     spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), f"ortflow {command}")
     if spec.model is None:
         raise UserError(f"the run has the trainer {spec.trainer.name}, and `ortflow {command}` is for ONNX models")
     values = spec.model_dump()
-    values["data"]["train"] = {"path": str(asked.data)}
+    values["data"]["train"] = {"path": str(options.data)}
     values["data"]["eval"] = None
     values["data"]["by_length"] = None
-    values["data"]["micro_batch"] = asked.micro_batch or spec.data.eval_micro_batch or spec.data.micro_batch
+    values["data"]["micro_batch"] = options.micro_batch or spec.data.eval_micro_batch or spec.data.micro_batch
     for key in ("parallel", "resources"):
         values.pop(key)
     values["train"] = {key: values["train"][key] for key in ("steps", "epochs", "optimizer")}
     return spec.data, TrainerRunSpec.model_validate(values)
 
 
-def spec_of_model(model: Path, objective: Objective, asked: Asked) -> TrainerRunSpec:
+def spec_of_model(model: Path, objective: Objective, options: SampleOptions) -> TrainerRunSpec:
     """A run file for an ONNX model. Raises Faults if the loss or a metric is not one."""
     values = {
         "name": "model",
@@ -69,8 +69,8 @@ def spec_of_model(model: Path, objective: Objective, asked: Asked) -> TrainerRun
             "accept_inference_export": True,
         },
         "data": {
-            "train": {"path": str(asked.data), "columns": dict(asked.columns)},
-            "micro_batch": asked.micro_batch or 32,
+            "train": {"path": str(options.data), "columns": dict(options.columns)},
+            "micro_batch": options.micro_batch or 32,
             "last_batch": "keep",
         },
         "train": {"steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}},

@@ -52,8 +52,8 @@ def writing(path: Path, samples: int) -> Iterator[Writer]:
         ".npz": _Npz,
     }
     if path.suffix not in kinds:
-        known = ", ".join(kinds)
-        raise UserError(f"{path.name} has an unknown suffix", where="--output", fix=f"use one of {known}")
+        suffixes = ", ".join(kinds)
+        raise UserError(f"{path.name} has an unknown suffix", where="--output", fix=f"use one of {suffixes}")
     if os.path.lexists(path):
         raise UserError(f"{path} exists, so it is not replaced", where="--output", fix="choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,6 +181,7 @@ class _Npz:
         with zipfile.ZipFile(self._path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
             for name, file in self._files.items():
                 file.seek(0)
+                # The size is not known to zipfile, which otherwise refuses more than 2 GiB.
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     shutil.copyfileobj(file, member, 1 << 20)
                 file.close()

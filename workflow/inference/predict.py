@@ -20,7 +20,7 @@ from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits, MicroBatch
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.inference.models import Asked, scratch_run, trained_on
+from ortflow.workflow.inference.models import SampleOptions, scratch_run, trained_on
 from ortflow.workflow.inference.outputs import Rows, writing
 from ortflow.workflow.inference.ranks import in_order
 from ortflow.workflow.inference.samples import Opened, opened, refuse_other_training
@@ -67,12 +67,12 @@ class OfRun:
     digest: str = ""
     """Hash of the samples that it was trained on."""
 
-    def labels(self, found: Opened) -> Labels | None:
+    def labels(self, sample_set: Opened) -> Labels | None:
         """The classes, None if the run does not learn any."""
         if self.loss is None:
             return None
         column = (self.data.eval or self.data.train).references.get(self.loss.label, self.loss.label)
-        return Labels(self.loss.output or "", self.loss.class_axis, found.classes.get(column, ()))
+        return Labels(self.loss.output or "", self.loss.class_axis, sample_set.classes.get(column, ()))
 
 
 @dataclass(frozen=True)
@@ -86,37 +86,39 @@ class Predicted:
     """Of the checkpoint; None for a model file."""
 
 
-def predict_run(run_dir: RunDir, step: int | None, asked: Asked, out: Path, ranks: int = 1) -> Predicted:
+def predict_run(run_dir: RunDir, step: int | None, options: SampleOptions, out: Path, ranks: int = 1) -> Predicted:
     """Write the outputs of a checkpoint's inference model, of the newest complete one if `step` is None.
 
     A run that learns classes has a further column `predicted`. Raises UserError.
     """
     spec = trainer_run(moved(load_run_file(run_dir.run_file, others=False), run_dir.root), "ortflow predict")
     data, loss = spec.data, None if spec.model is None else spec.onnx_model.loss
-    rows = asked.micro_batch or data.eval_micro_batch or data.micro_batch
+    rows = options.micro_batch or data.eval_micro_batch or data.micro_batch
     of_run = OfRun(data, spec.seed, loss if isinstance(loss, ClassLoss) else None, trained_on(run_dir))
     refuse_other_training(data, spec.seed, of_run.digest)
-    with scratch_run() as here:
-        model = here.root / "model.onnx"
-        reached = export_checkpoint(run_dir, step, model, further=False).step
-        return _predicted(Prediction(model, Asked(asked.data, asked.columns, rows), of_run), out, reached, ranks)
+    with scratch_run() as scratch:
+        model = scratch.root / "model.onnx"
+        reached = export_checkpoint(run_dir, step, model, with_variants=False).step
+        return _predicted(
+            Prediction(model, SampleOptions(options.data, options.columns, rows), of_run), out, reached, ranks
+        )
 
 
-def predict_model(model: Path, asked: Asked, out: Path, ranks: int = 1) -> Predicted:
+def predict_model(model: Path, options: SampleOptions, out: Path, ranks: int = 1) -> Predicted:
     """Write the outputs of an ONNX model. Raises UserError."""
-    return _predicted(Prediction(model, asked, None), out, None, ranks)
+    return _predicted(Prediction(model, options, None), out, None, ranks)
 
 
 def _predicted(job: Prediction, out: Path, step: int | None, ranks: int) -> Predicted:
     """Write the outputs; with several ranks, each computes every so many micro-batches."""
-    made: tuple[str, ...] = ()
+    column_names: tuple[str, ...] = ()
     # Checked here, before any process is started.
     opened_here = job.open()
     with writing(out, opened_here.samples) as writer:
         for rows in opened_here.rows(0, 1) if ranks == 1 else in_order(job, ranks):
-            made = tuple(rows)
+            column_names = tuple(rows)
             writer.write(rows)
-    return Predicted(out, opened_here.samples, made, step)
+    return Predicted(out, opened_here.samples, column_names, step)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Prediction:
     """A model, and the samples it is applied to; pickled for each rank."""
 
     model: Path
-    asked: Asked
+    options: SampleOptions
     of_run: OfRun | None
 
     def items(self, rank: int, world_size: int, threads: int) -> Iterator[Rows]:
@@ -135,21 +137,23 @@ class Prediction:
         """Open model and samples. Raises UserError if they do not fit each other."""
         session = open_plain(self.model, threads=threads)
         inputs = [_input(value) for value in session.get_inputs()]
-        names = {each.name for each in inputs}
+        names = {batch_input.name for batch_input in inputs}
         data = None if self.of_run is None else self.of_run.data
         seed, digest = (0, "") if self.of_run is None else (self.of_run.seed, self.of_run.digest)
-        found = opened(self.asked, data, seed, digest, names)
-        dataset, columns = found.samples, {k: v for k, v in found.references.items() if k in names}
+        sample_set = opened(self.options, data, seed, digest, names)
+        dataset, columns = sample_set.samples, {k: v for k, v in sample_set.references.items() if k in names}
         pad = {} if data is None else data.pad_value
         limits = Limits(pad_value={name: value for name, value in pad.items() if name in names})
-        fixed = next((int(each.shape[0]) for each in inputs if each.shape and each.shape[0]), None)
-        size = fixed or self.asked.micro_batch or 32
+        fixed = next(
+            (int(batch_input.shape[0]) for batch_input in inputs if batch_input.shape and batch_input.shape[0]), None
+        )
+        size = fixed or self.options.micro_batch or 32
         feeds = check_inputs(
-            dataset, inputs, columns, limits, micro_batch=size, smaller_batch=fixed is None, where="--data"
+            dataset, inputs, columns, limits, micro_batch=size, smaller_batch=fixed is None, key_path="--data"
         )
         if any(feed.length is None and dataset.columns[feed.source.column].variable for feed in feeds):
             size = 1  # padding would change what the model computes, and the rows' shapes
-        labels = None if self.of_run is None else self.of_run.labels(found)
+        labels = None if self.of_run is None else self.of_run.labels(sample_set)
         return OpenPrediction(session, dataset, feeds, size, "keep" if fixed is None else "pad", labels)
 
 
@@ -215,5 +219,6 @@ def _classes(rows: Rows, outputs: list[str], labels: Labels | None) -> dict[str,
 def _input(value: Any) -> BatchInput:
     if value.type not in TYPES:
         raise UserError(f"the input {value.name!r} has the type {value.type}, which samples do not have")
+    # ONNX Runtime gives an open axis its symbol, or None.
     shape = tuple(size if isinstance(size, int) else None for size in value.shape)
     return BatchInput(value.name, TYPES[value.type], shape)

@@ -50,8 +50,8 @@ def in_order(job: Job, world_size: int) -> Iterator[Any]:
             if kind == "end":
                 break
             if kind == "error":
-                what, where, fix = value
-                raise UserError(what, where=where, fix=fix)
+                message, location, fix = value
+                raise UserError(message, where=location, fix=fix)
             yield value
             number += 1
         # Another rank may have failed behind its last item.
@@ -74,16 +74,16 @@ def _read(process: subprocess.Popen[bytes], rank: int) -> tuple[str, Any]:
         length = int.from_bytes(head, "little")
         data = process.stdout.read(length)
         if len(data) == length:
-            found: tuple[str, Any] = pickle.loads(data)
-            return found
+            reply: tuple[str, Any] = pickle.loads(data)
+            return reply
     process.wait()
     raise _died(rank, process)
 
 
 def _died(rank: int, process: subprocess.Popen[bytes]) -> OrtflowError:
     code = process.returncode
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-    return OrtflowError(f"rank {rank} {how}; use fewer --ranks if memory is short")
+    ending = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    return OrtflowError(f"rank {rank} {ending}; use fewer --ranks if memory is short")
 
 
 def _write(pipe: IO[bytes], value: Any) -> None:

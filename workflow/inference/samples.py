@@ -15,7 +15,7 @@ from ortflow.workflow.data.sources import is_fitted, open_other, open_samples, o
 from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.images import LABEL, Images
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.inference.models import Asked
+from ortflow.workflow.inference.models import SampleOptions
 from ortflow.workflow.spec.data import DataSection, DataSet
 
 KEPT = ("tokens", "images", "audio", "text")
@@ -34,13 +34,13 @@ class Opened:
 
 
 def opened(
-    asked: Asked, data: DataSection | None, seed: int, digest: str = "", inputs: set[str] | None = None
+    options: SampleOptions, data: DataSection | None, seed: int, digest: str = "", inputs: set[str] | None = None
 ) -> Opened:
     """Open the samples.
 
     Parameters
     ----------
-    asked
+    options
         What the command line says.
     data
         `data` of the run; None for a model without one.
@@ -59,16 +59,16 @@ def opened(
     """
     of_run: DataSet | None = None if data is None else data.eval or data.train
     before = {} if of_run is None else of_run.columns
-    if inputs is not None and (unknown := sorted(asked.columns.keys() - inputs - before.keys())):
+    if inputs is not None and (unknown := sorted(options.columns.keys() - inputs - before.keys())):
         names = ", ".join(sorted(inputs))
         raise UserError(f"the model has no input {unknown[0]!r}", where="--column", fix=f"name one of {names}")
-    columns = {k: v for k, v in {**before, **asked.columns}.items() if inputs is None or k in inputs}
+    columns = {k: v for k, v in {**before, **options.columns}.items() if inputs is None or k in inputs}
     if data is None or of_run is None:
-        section = section_of(asked.data, columns=columns)
+        section = section_of(options.data, columns=columns)
         return Opened(open_samples(section), section.references, {})
     preparation = {key: getattr(of_run, key) for key in KEPT}
     skipped = of_run.bad_rows if inputs is None else 0.0  # a prediction belongs to a row of the file
-    section = DataSet(path=str(asked.data), columns=columns, bad_rows=skipped, **preparation)
+    section = DataSet(path=str(options.data), columns=columns, bad_rows=skipped, **preparation)
     samples = open_other(section, data, seed, "--data")
     if not isinstance(samples, (Images, Audio)) and not reading_of(samples).fields:
         return Opened(samples, section.references, {})
@@ -102,9 +102,9 @@ def _training(data: DataSection, seed: int, digest: str) -> Samples:
 
 def _classes_of(samples: Samples) -> dict[str, tuple[str, ...]]:
     """Names of the classes of each column that has them."""
-    found = {LABEL: names} if (names := tuple(classes_of(samples).values())) else {}
+    class_names = {LABEL: names} if (names := tuple(classes_of(samples).values())) else {}
     for name, source in reading_of(samples).fields.items():
         parts = list(source.get("parts", [])) if isinstance(source, Mapping) else []
         if len(parts) == 1 and parts[0].get("classes") and not parts[0].get("one_hot"):
-            found[name] = tuple(map(str, parts[0]["classes"]))
-    return found
+            class_names[name] = tuple(map(str, parts[0]["classes"]))
+    return class_names

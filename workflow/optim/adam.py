@@ -63,6 +63,7 @@ def kernel(
 ) -> None:
     """Append the fused kernel for segment `i`, which reads `step.i`: new moments, and parameters or their change."""
     states = [f"{moment}.{i}" for moment in moments(optimizer)]
+    # Without the optional norm of the gradients, which the CPU's kernel of 1.19.2 ignores: they are clipped before.
     build.write(
         "AdamOptimizer",
         [rate, f"step.{i}", f"parameters.{i}", gradients, *states],

@@ -48,6 +48,7 @@ def loss_scale_graph(smallest: float, largest: float, period: int) -> onnx.Model
 
     zero = constant(0.0)
     works = build("Greater", useful, zero)
+    # The difference is NaN for infinity and NaN, and NaN equals nothing.
     finite = build("Equal", build("Sub", loss, loss), zero)
     counts = build("And", finite, build("Greater", weight, zero))
     falls = build("And", counts, build("Not", works))

@@ -12,6 +12,7 @@ from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.in_place import late_reader
 from ortflow.workflow.graph.ir.writer import Writer
 
+# The first in which every reduction takes its axes as an input, and Split a number of outputs.
 OPSET = 18
 ROW = 64
 """Number of elements summed in fp32 before the sum continues in double; every segment's length is a multiple of it."""
@@ -86,6 +87,7 @@ class Builder(Writer):
         return helper.make_model(
             self.graph,
             opset_imports=[helper.make_opsetid(*domain) for domain in domains],
+            # ONNX Runtime 1.19.2 reads versions up to 10.
             ir_version=8,
             producer_name="ortflow",
         )

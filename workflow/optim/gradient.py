@@ -122,6 +122,7 @@ def queued_gradient_graph(*, fused: bool = False, shared: bool = False) -> onnx.
     norm = build("Mul", build.root(squares), inverse, output="norm")
     allowed = build("Div", max_norm, build("Add", norm, build.constant([EPSILON], "float32")))
     clip = build("Min", allowed, unit)
+    # The difference is NaN for infinity and NaN, and NaN equals nothing.
     finite = [build("Equal", build("Sub", value, value), zero) for value in (loss, norm)]
     useful = build("And", build("And", *finite), build("Greater", weight, zero))
     nothing = build.constant([math.nan], "float32")

@@ -52,6 +52,7 @@ def guarded(model: onnx.ModelProto, *, multiplied: bool = False, change: str = G
             value, old, gradients = new[out]
             # One per output: if nodes are fused, the condition stays inside its group.
             is_number = f"{out}/is_number"
+            # NaN does not equal itself.
             nodes.append(helper.make_node("Equal", [gradients, gradients], [is_number], name=is_number))
             nodes.append(helper.make_node("Where", [is_number, value, old], [out], name=f"{out}/kept"))
     replace(graph.node, nodes)

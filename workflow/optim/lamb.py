@@ -32,6 +32,7 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
                 decay=segment.weight_decay,
             )
         return
+    # ONNX Runtime 1.19.2 has no kernel of LambOptimizer for CPUs.
     changes(build, optimizer, segments)
     # One vector of ratios: several scalar nodes per parameter would double the time to open a session.
     squares = (square_sums(build, name, len(segments)) for name in ("parameters", "change"))

@@ -50,4 +50,5 @@ def steps(build: Builder) -> str:
 
 def correction(build: Builder, beta: float, count: str) -> str:
     """1 - beta^t, double [1], for the step t."""
+    # In fp32, 1 - 0.999 is off by 1e-5 of itself.
     return build("Sub", double(build, 1.0), build("Pow", double(build, beta), count))

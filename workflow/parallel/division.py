@@ -61,13 +61,13 @@ class Division:
                 if (shape, tensor.group) != (entry.tensor.shape, entry.tensor.group):
                     raise ValueError(f"{entry.name} is {list(entry.tensor.shape)} and should be {list(shape)}")
         for entry in self.whole:
-            held = joined(
+            runs = joined(
                 runs_of(entry.tensor.shape, holding.region(entry.name))
                 for number, holding in enumerate(self.holdings)
                 if entry.name in holding.index and self.counts(number, entry.name)
             )
-            ends = held.whole + held.length
-            if held.count != entry.tensor.count or (ends[:-1] > held.whole[1:]).any():
+            ends = runs.whole + runs.length
+            if runs.count != entry.tensor.count or (ends[:-1] > runs.whole[1:]).any():
                 raise ValueError(f"{entry.name} is not covered once by what the ranks hold of it")
 
     def number(self, place: Place) -> int:
@@ -80,11 +80,11 @@ class Division:
 
     @cached_property
     def _holders(self) -> dict[tuple[str, Region], list[int]]:
-        found: dict[tuple[str, Region], list[int]] = {}
+        holders: dict[tuple[str, Region], list[int]] = {}
         for number, holding in enumerate(self.holdings):
             for entry in holding.index:
-                found.setdefault((entry.name, holding.region(entry.name)), []).append(number)
-        return found
+                holders.setdefault((entry.name, holding.region(entry.name)), []).append(number)
+        return holders
 
     def holders(self, number: int, name: str) -> list[int]:
         """The holdings with the same elements of a tensor as this one, itself among them."""
@@ -108,15 +108,15 @@ class Division:
         counted
             Only elements that this holding counts (`counts`): over all holdings, every element of the model once.
         """
-        found = []
+        parts = []
         for entry in self.holdings[number].index:
             if (trained and entry.tensor.group not in TRAINED) or (counted and not self.counts(number, entry.name)):
                 continue
-            whole = self.whole[entry.name]
-            if whole.offset < stop and start < whole.end:
-                runs = runs_of(whole.tensor.shape, self.holdings[number].region(entry.name))
-                found.append(runs.moved(whole.offset, entry.offset))
-        return joined(found).within_whole(start, stop)
+            model_entry = self.whole[entry.name]
+            if model_entry.offset < stop and start < model_entry.end:
+                runs = runs_of(model_entry.tensor.shape, self.holdings[number].region(entry.name))
+                parts.append(runs.moved(model_entry.offset, entry.offset))
+        return joined(parts).within_whole(start, stop)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data, without the whole index and the grid: a run may resume with another number of replicas."""
@@ -125,11 +125,11 @@ class Division:
     @classmethod
     def from_json(cls, whole: FlatIndex, data: Mapping[str, Any], grid: Grid) -> Division:
         """Load the result of `to_json`, on a grid of as many stages and parts."""
-        return cls(whole, grid, tuple(_holding(each) for each in data["holdings"]))
+        return cls(whole, grid, tuple(_holding(holding) for holding in data["holdings"]))
 
 
 def _plain(holding: Holding) -> dict[str, Any]:
-    regions = {name: [region.axis, [list(each) for each in region.ranges]] for name, region in holding.regions.items()}
+    regions = {name: [region.axis, [list(span) for span in region.ranges]] for name, region in holding.regions.items()}
     return {"index": holding.index.to_json(), "regions": regions}
 
 

@@ -49,15 +49,15 @@ class Grid:
 
     def replicas(self, rank: int) -> list[int]:
         """Ranks that hold the same part of the model, ordered by `Place.data`."""
-        here = self.place(rank)
-        return [self.rank(Place(data, here.stage, here.part)) for data in range(self.data)]
+        place = self.place(rank)
+        return [self.rank(Place(data, place.stage, place.part)) for data in range(self.data)]
 
     def stages(self, rank: int) -> list[int]:
         """Ranks of one pipeline, ordered by stage."""
-        here = self.place(rank)
-        return [self.rank(Place(here.data, stage, here.part)) for stage in range(self.pipeline)]
+        place = self.place(rank)
+        return [self.rank(Place(place.data, stage, place.part)) for stage in range(self.pipeline)]
 
     def parts(self, rank: int) -> list[int]:
         """Ranks that share a layer, ordered by part."""
-        here = self.place(rank)
-        return [self.rank(Place(here.data, here.stage, part)) for part in range(self.horizontal)]
+        place = self.place(rank)
+        return [self.rank(Place(place.data, place.stage, part)) for part in range(self.horizontal)]

@@ -48,15 +48,15 @@ def traffic(actions: Sequence[Sequence[Action]], stages: int) -> list[Traffic]:
     ranks = len(actions)
     places = {
         (action.direction, action.stage(rank, ranks), action.micro_batch): (rank, place)
-        for rank, each in enumerate(actions)
-        for place, action in enumerate(each)
+        for rank, rank_actions in enumerate(actions)
+        for place, action in enumerate(rank_actions)
     }
-    found = [Traffic({}, {}) for _ in actions]
+    rank_traffic = [Traffic({}, {}) for _ in actions]
     for (direction, stage, micro_batch), sender in places.items():
         target = stage + (1 if direction == "forward" else -1)
         if 0 <= target < stages:
             receiver = places[direction, target, micro_batch]
             message = Message(direction, stage, micro_batch, sender, receiver)
-            found[sender[0]].leaving[sender[1]] = message
-            found[receiver[0]].arriving[receiver[1]] = message
-    return found
+            rank_traffic[sender[0]].leaving[sender[1]] = message
+            rank_traffic[receiver[0]].arriving[receiver[1]] = message
+    return rank_traffic

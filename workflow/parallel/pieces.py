@@ -38,14 +38,14 @@ def pieces_of(entries: Sequence[Entry], size: int, ranks: int) -> list[Piece]:
     ranks
         Number of ranks.
     """
-    found = []
+    pieces = []
     for rank in range(ranks):
         start, stop = share(size, rank, ranks)
         for place, entry in enumerate(entries):
             first, last = max(start, entry.offset), min(stop, entry.end)
             if first < last:
-                found.append(Piece(rank, place, first - entry.offset, last - entry.offset, first))
-    return found
+                pieces.append(Piece(rank, place, first - entry.offset, last - entry.offset, first))
+    return pieces
 
 
 def batches(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:

@@ -34,9 +34,9 @@ class Runs:
         """Total number of elements."""
         return int(self.length.sum())
 
-    def moved(self, whole: int, local: int) -> Runs:
+    def moved(self, offset: int, local_offset: int) -> Runs:
         """The same runs, shifted by a number of elements in each of the two buffers."""
-        return Runs(self.whole + whole, self.local + local, self.length)
+        return Runs(self.whole + offset, self.local + local_offset, self.length)
 
     def within_whole(self, start: int, stop: int) -> Runs:
         """The runs within elements [start, stop) of the first buffer."""
@@ -49,8 +49,8 @@ class Runs:
         return self._cut(first - self.local, last - first)
 
     def _cut(self, skipped: Places, length: Places) -> Runs:
-        left = length > 0
-        return Runs((self.whole + skipped)[left], (self.local + skipped)[left], length[left])
+        nonempty = length > 0
+        return Runs((self.whole + skipped)[nonempty], (self.local + skipped)[nonempty], length[nonempty])
 
     def pieces(self, size: int) -> Iterator[Runs]:
         """The same elements in the same order, in groups of at most `size`."""
@@ -72,11 +72,11 @@ def joined(parts: Iterable[Runs]) -> Runs:
     parts = list(parts)
     if not parts:
         return NOTHING
-    whole, local, length = (
-        np.concatenate(each) for each in zip(*((p.whole, p.local, p.length) for p in parts), strict=True)
+    starts, local_starts, lengths = (
+        np.concatenate(arrays) for arrays in zip(*((p.whole, p.local, p.length) for p in parts), strict=True)
     )
-    order = np.argsort(whole, kind="stable")
-    return Runs(whole[order], local[order], length[order])
+    order = np.argsort(starts, kind="stable")
+    return Runs(starts[order], local_starts[order], lengths[order])
 
 
 def runs_of(shape: tuple[int, ...], region: Region) -> Runs:
@@ -87,14 +87,14 @@ def runs_of(shape: tuple[int, ...], region: Region) -> Runs:
     outer, inner = math.prod(shape[: region.axis]), math.prod(shape[region.axis + 1 :])
     rows = np.arange(outer, dtype=np.int64)
     along = region.shape(shape)[region.axis]
-    found, passed = [], 0
+    parts, passed = [], 0
     for start, stop in region.ranges:
         length = (stop - start) * inner
         if length:
-            whole, local = (rows * shape[region.axis] + start) * inner, (rows * along + passed) * inner
-            found.append(Runs(whole, local, np.full(outer, length, np.int64)))
+            starts, local_starts = (rows * shape[region.axis] + start) * inner, (rows * along + passed) * inner
+            parts.append(Runs(starts, local_starts, np.full(outer, length, np.int64)))
         passed += stop - start
-    return joined(found)
+    return joined(parts)
 
 
 def take(array: Array, starts: Places, lengths: Places) -> Array:

@@ -69,17 +69,18 @@ def _one_forward_one_backward(rank: int, ranks: int, micro_batches: int, chunks:
     """Forward passes until the first backward pass can begin, then one of each in turn, then backward passes."""
     if chunks > 1 and micro_batches % ranks:
         # A schedule from which some micro-batches are removed still never deadlocks.
-        whole = _one_forward_one_backward(rank, ranks, -(-micro_batches // ranks) * ranks, chunks)
-        return [action for action in whole if action.micro_batch < micro_batches]
+        full_schedule = _one_forward_one_backward(rank, ranks, -(-micro_batches // ranks) * ranks, chunks)
+        return [action for action in full_schedule if action.micro_batch < micro_batches]
     forward = _by_groups(ranks, micro_batches, range(chunks))
     backward = _by_groups(ranks, micro_batches, range(chunks - 1, -1, -1))
+    # As in Megatron-LM: with chunks, twice a rank's distance to the last one, and the passes of all chunks but one.
     ahead = (ranks - 1 - rank) * (1 if chunks == 1 else 2) + (chunks - 1) * ranks
     ahead = min(ahead, len(forward))
-    actions = [Action("forward", *each) for each in forward[:ahead]]
-    for number, each in enumerate(backward):
+    actions = [Action("forward", *position) for position in forward[:ahead]]
+    for number, position in enumerate(backward):
         if ahead + number < len(forward):
             actions.append(Action("forward", *forward[ahead + number]))
-        actions.append(Action("backward", *each))
+        actions.append(Action("backward", *position))
     return actions
 
 

@@ -105,14 +105,14 @@ class StageSet:
         """Tensor -> the ranks of the pipeline that hold it, ascending. With `trained`, only ranks that compute its
         gradient.
         """
-        found: dict[str, list[int]] = {}
+        holders: dict[str, list[int]] = {}
         for rank in range(self.ranks):
             for stage in self.of_rank(rank):
                 for name in stage.trained if trained else stage.tensors:
-                    ranks = found.setdefault(name, [])
+                    ranks = holders.setdefault(name, [])
                     if rank not in ranks:
                         ranks.append(rank)
-        return found
+        return holders
 
     def forward(self, stage: int) -> Path:
         """The forward graph of a stage."""
@@ -144,7 +144,7 @@ class StageSet:
     def load(cls, root: Path, prefix: str = FP32) -> StageSet:
         """Load the set from folder `root`. Raises FileNotFoundError if there is none."""
         data = json.loads((root / f"{prefix}s.json").read_text(encoding="utf-8"))
-        return cls(root, tuple(_stage(each) for each in data["stages"]), data["ranks"], prefix)
+        return cls(root, tuple(_stage(stage) for stage in data["stages"]), data["ranks"], prefix)
 
 
 def _stage(data: Mapping[str, Any]) -> Stage:

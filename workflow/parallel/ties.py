@@ -26,32 +26,32 @@ def ties(division: Division, place: Place) -> list[Tie]:
     Raises ValueError if the same elements are held by different parts of the stages: these ranks share no communicator.
     """
     parts, number = division.grid.horizontal, division.number(place)
-    index, found = division.holdings[number].index, []
+    index, shared_tensors = division.holdings[number].index, []
     for entry in division.whole:
         if entry.name not in index or entry.tensor.group not in TRAINED:
             continue
-        holders = [divmod(each, parts) for each in division.holders(number, entry.name)]
+        holders = [divmod(holder, parts) for holder in division.holders(number, entry.name)]
         if len({stage for stage, _ in holders}) < 2:
             continue
         # If every part of a stage holds the whole tensor, each is tied to the same part of the other stages.
         stages = tuple(stage for stage, part in holders if part == place.part)
         if len(stages) != len({stage for stage, _ in holders}):
             raise ValueError(f"{entry.name} is not divided alike in all stages that use it")
-        here = index[entry.name]
-        found.append(Tie(here.offset, here.end, stages))
-    return found
+        local_entry = index[entry.name]
+        shared_tensors.append(Tie(local_entry.offset, local_entry.end, stages))
+    return shared_tensors
 
 
 def common(division: Division, place: Place) -> list[tuple[int, int]]:
     """Elements [start, stop) of the local flat buffers that every part of the stage holds, adjacent ones joined."""
     if division.grid.horizontal == 1:
         return []
-    holding, found = division.of(place), list[tuple[int, int]]()
+    holding, spans = division.of(place), list[tuple[int, int]]()
     apart = True
     for entry in holding.index:
         if entry.name in holding.regions or entry.tensor.group not in TRAINED:
             apart = True
         elif entry.tensor.count:
-            found.append((entry.offset, entry.end) if apart else (found.pop()[0], entry.end))
+            spans.append((entry.offset, entry.end) if apart else (spans.pop()[0], entry.end))
             apart = False
-    return found
+    return spans

@@ -49,27 +49,29 @@ def timeline(
         If an action waits for one that can never run.
     """
     ranks = len(actions)
-    last = max((action.stage(rank, ranks) for rank, each in enumerate(actions) for action in each), default=0)
+    last = max(
+        (action.stage(rank, ranks) for rank, rank_actions in enumerate(actions) for action in rank_actions), default=0
+    )
     ended: dict[tuple[str, int, int], float] = {}
     spans: list[list[tuple[float, float]]] = [[] for _ in actions]
     moved = True
     while moved:
         moved = False
-        for rank, each in enumerate(actions):
-            while len(spans[rank]) < len(each):
-                action = each[len(spans[rank])]
+        for rank, rank_actions in enumerate(actions):
+            while len(spans[rank]) < len(rank_actions):
+                action = rank_actions[len(spans[rank])]
                 stage = action.stage(rank, ranks)
-                needed = sources(action, stage, last)
-                if any(key not in ended for key in needed):
+                dependencies = sources(action, stage, last)
+                if any(key not in ended for key in dependencies):
                     break
-                ready = max((ended[key] + (transfer if key[1] != stage else 0.0) for key in needed), default=0.0)
+                ready = max((ended[key] + (transfer if key[1] != stage else 0.0) for key in dependencies), default=0.0)
                 start = max(ready, spans[rank][-1][1] if spans[rank] else 0.0)
                 spans[rank].append((start, start + duration(rank, action)))
                 ended[action.direction, stage, action.micro_batch] = spans[rank][-1][1]
                 moved = True
-    for rank, each in enumerate(actions):
-        if len(spans[rank]) < len(each):
-            raise ValueError(f"rank {rank} waits for ever before {each[len(spans[rank])]}")
+    for rank, rank_actions in enumerate(actions):
+        if len(spans[rank]) < len(rank_actions):
+            raise ValueError(f"rank {rank} waits for ever before {rank_actions[len(spans[rank])]}")
     return Timeline(spans)
 
 

@@ -70,6 +70,7 @@ class EventLog:
         self.path, self.rank, self.attempt = path, rank, attempt
         self._file = BufferedFile(path, MOST_OWED)
         self._soon: deque[tuple[float, str, Any, Callable[[Any], Mapping[str, Any]]]] = deque()
+        # Reentrant: a flush writes an event about those that are lost.
         self._lock = threading.RLock()
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
@@ -121,6 +122,7 @@ class EventLog:
     def _line(self, moment: float, event: str, fields: Mapping[str, Any]) -> bytes:
         values = fields.values()
         # Python's encoder takes 60 us for the event of a step whose computation has filled the caches; this, a third.
+        # Of these types alone, repr is JSON: a bool, which is an int for isinstance, has another form there.
         if not (_NUMBERS.issuperset(map(type, values)) and math.isfinite(sum(values))):
             fields = {key: _Text(_text(value)) for key, value in fields.items()}
         line = _form(event, tuple(fields)) % (moment, self.attempt, self.rank, *fields.values())

@@ -118,4 +118,5 @@ def of_this_rank(run: RunDir, location: Location | None = None) -> Fence:
 def leave() -> None:
     """End this process without another write to the run directory's records."""
     print("a newer attempt owns the run directory: this attempt exits", flush=True)
+    # sys.exit would end the polling thread alone.
     os._exit(EXIT_FENCED)

@@ -29,6 +29,7 @@ class Lead:
         with suppress(OSError):
             self._socket = _socket()
             self._socket.bind(_address(run_dir, attempt))
+            # Linux allows at most net.core.somaxconn of them, 4096 since 5.4.
             self._socket.listen(WAITING)
 
     def ready(self) -> None:
@@ -47,6 +48,7 @@ class Lead:
 def wait_for_lead(run_dir: Path, attempt: int) -> None:
     """Sleep until rank 0 is ready or has ended; return at once if it is not to be reached."""
     with suppress(OSError), _socket() as lead:
+        # A connection would otherwise wait while the listener's queue is full (connect(2), EAGAIN).
         lead.setblocking(False)
         lead.connect(_address(run_dir, attempt))
         if _owner(lead) == os.geteuid():

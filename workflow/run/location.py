@@ -39,6 +39,7 @@ class Location:
         """The path of the directory now; None if it was removed, or renamed by another machine."""
         try:
             path = Path(os.readlink(self._link))
+            # The link of a removed directory ends with ` (deleted)`, as the name of another one may.
             return path if os.path.samestat(os.stat(path), os.fstat(self._descriptor)) else None
         except OSError:
             return None

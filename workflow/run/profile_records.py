@@ -111,6 +111,7 @@ def append(path: Path, lines: Iterable[Mapping[str, Any]]) -> None:
     """Append records to a rank's file with one write. Raises OSError, or ValueError for a number that JSON lacks."""
     data = b"".join(map(line_of, lines))
     with os.fdopen(open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "wb", buffering=0) as file:
+        # A disk that becomes full cuts a write short; only the next one is an error (write(2)).
         if file.write(data) != len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
 

@@ -77,6 +77,7 @@ class Progress:
 def _is(declared: str, value: Any) -> bool:
     """Whether a value has the type of a field: a count, a flag, or an optional number or text."""
     if declared == "int":
+        # For isinstance, True is an int.
         return type(value) is int and value >= 0
     if declared == "bool":
         return type(value) is bool

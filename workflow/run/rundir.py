@@ -150,6 +150,7 @@ def append_json_line(path: Path, record: dict[str, Any]) -> None:
     """Append one line in one write, so that two writers do not mix; all or nothing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+    # With O_APPEND, no other write comes between the seek to the end and the write, except on NFS (open(2)).
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     try:
         size = os.fstat(descriptor).st_size
@@ -183,6 +184,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     attempt = os.environ.get("ORTFLOW_ATTEMPT")
     made_by = f"a{attempt}-" if attempt and attempt.isdigit() else ""
+    # File systems allow 255 bytes for a name.
     temporary = path.with_name(f".{path.name[:200]}.{made_by}{os.urandom(4).hex()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
@@ -206,6 +208,7 @@ def sync_directory(path: Path) -> None:
     """Make renames in a folder durable, unless it is removed anyway."""
     if not _outlives(path):
         return
+    # fsync of a file does not make its name durable, fsync of its folder does (fsync(2)).
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

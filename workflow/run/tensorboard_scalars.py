@@ -38,6 +38,7 @@ class ScalarLog:
             from tensorboardX.proto.event_pb2 import Event, SessionLog
             from tensorboardX.proto.summary_pb2 import Summary
         self._checksum, self._event, self._summary = crc32c, Event, Summary
+        # TensorBoard reads files with `tfevents` in their names.
         self.path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{socket.gethostname()}"
         self._file = BufferedFile(self.path, MOST_OWED)
         self._period, self._written = period, time.time()

@@ -13,24 +13,24 @@ from ortflow.workflow.steps.not_finite import is_comparable
 
 
 def improves(
-    rule: Best, progress: Progress, results: Mapping[str, float], what: str, metrics: Sequence[MetricSection]
+    rule: Best, progress: Progress, results: Mapping[str, float], measure: str, metrics: Sequence[MetricSection]
 ) -> bool:
     """Whether an evaluation is better than all before, which is then noted in the progress.
 
-    A result that is not finite, or of a set whose loss is not, is not compared. The comparison restarts if `what`, the
-    metric and its samples, differs from what was measured before. `metrics` are the run's.
+    A result that is not finite, or of a set whose loss is not, is not compared. The comparison restarts if `measure`,
+    the metric and its samples, differs from what was measured before. `metrics` are the run's.
     """
     value = results[rule.metric]
     if not is_comparable(results, rule.metric):
         return False
-    if progress.best_checkpoint_of != what:
+    if progress.best_checkpoint_of != measure:
         progress.best_checkpoint = progress.best_checkpoint_step = None
     sign = -1.0 if higher_is_better(rule.metric, metrics) else 1.0
     before = progress.best_checkpoint
     if before is not None and sign * value >= sign * before:
         return False
     progress.best_checkpoint, progress.best_checkpoint_step = value, progress.step
-    progress.best_checkpoint_of = what
+    progress.best_checkpoint_of = measure
     return True
 
 

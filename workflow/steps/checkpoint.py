@@ -213,8 +213,8 @@ class Saver:
 
     def _all_reported(self) -> bool:
         """Whether every event of every rank is on the disk."""
-        reported = self._context.world.gather(self._context.events.flush())
-        return bool(self._context.world.broadcast_object(reported is not None and all(reported)))
+        flushes = self._context.world.gather(self._context.events.flush())
+        return bool(self._context.world.broadcast_object(flushes is not None and all(flushes)))
 
     def save_and_wait(self) -> bool:
         """Save after this step, and return when it is complete. Returns False if it failed; the record contains the
@@ -319,5 +319,5 @@ def checkpoint(context: Context) -> None:
         and context.progress.step
         not in DirectoryStore(context.run_dir.root / context.spec.checkpoint.directory).steps()
     ):
-        why = f": {context.saver.lack}" if context.saver.lack else ""
-        raise OrtflowError(f"the final state, step {context.progress.step}, could not be saved{why}")
+        cause = f": {context.saver.lack}" if context.saver.lack else ""
+        raise OrtflowError(f"the final state, step {context.progress.step}, could not be saved{cause}")

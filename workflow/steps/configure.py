@@ -57,9 +57,14 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: TrainerRunSpec, repo
     if before is not None:
         _check_data(before, samples, data, spec.data.train.title, report, saved=resumed)
     earlier = None if before is None else Prepared(before.parameters, before.fingerprint, before.graphs)
-    made = builder.prepare(dataset, earlier)
+    graphs = builder.prepare(dataset, earlier)
     plan = resolve(
-        spec, samples=samples, data=data, parameters=made.parameters, fingerprint=made.fingerprint, graphs=made.files
+        spec,
+        samples=samples,
+        data=data,
+        parameters=graphs.parameters,
+        fingerprint=graphs.fingerprint,
+        graphs=graphs.files,
     )
     run = identity_of(run_dir, spec, data, before).to_json()
     replace(plan, run=run, inputs=inputs, classes=classes_of(dataset)).save(run_dir.plan)

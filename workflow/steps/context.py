@@ -80,9 +80,9 @@ class Context:
             raise RuntimeError("the ranks are connected only in step runtime")
         return self.comm
 
-    def first_trouble(self, mine: OrtflowError | None) -> OrtflowError | None:
+    def first_trouble(self, trouble: OrtflowError | None) -> OrtflowError | None:
         """The error of the first rank that has one, on every rank."""
-        return first_of(self.world, mine)
+        return first_of(self.world, trouble)
 
     def try_on_rank_0(self, work: Callable[[], object]) -> None:
         """Call `work` on rank 0 only. An OrtflowError it raises is raised on every rank."""
@@ -98,8 +98,8 @@ class Context:
 
     def leave_if_asked(self, *, saved: bool = True) -> None:
         """Raises Preempted on all ranks if any was asked to exit. Called between steps, so that nothing is lost."""
-        asked = self.world.gather(self.stop.reason)
-        reason = self.world.broadcast_object(next((r for r in asked if r), None) if asked is not None else None)
+        reasons = self.world.gather(self.stop.reason)
+        reason = self.world.broadcast_object(next((r for r in reasons if r), None) if reasons is not None else None)
         if reason:
             self.leave(reason, saved=saved)
 
@@ -107,5 +107,5 @@ class Context:
         """Report that the run is preempted, and whether everything is saved; raises Preempted."""
         self.events.write("stop_requested", reason=reason)
         self.events.write("preempted", step=self.progress.step, saved=saved)
-        reported = "saved at" if saved else "could not save; a restart resumes from the previous checkpoint"
-        raise Preempted(f"stopped by {reason}; {reported} step {self.progress.step}")
+        outcome = "saved at" if saved else "could not save; a restart resumes from the previous checkpoint"
+        raise Preempted(f"stopped by {reason}; {outcome} step {self.progress.step}")

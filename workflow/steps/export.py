@@ -96,7 +96,7 @@ def export(context: Context) -> None:
     """
     if not context.spec.export.enabled:
         return
-    asked = False
+    stopping = False
     if context.spec.train.average is not None:
         if context.leads and not context.progress.averaged:
             context.monitor.warn(
@@ -112,13 +112,14 @@ def export(context: Context) -> None:
         context.stream.close()
         if isinstance(context.trainer, Releasing):
             context.trainer.end_training()
+        # The memory of its copy is needed for the model.
         del context.saver
         try:
             difference = _export_when_there_is_room(context, path)
         except UserError as error:
             raise UserError(_after_training(context, error)) from error
         except _Asked:
-            asked = True
+            stopping = True
         except Exception as error:  # whatever the error, the training before it is done
             raise OrtflowError(_after_training(context, error)) from error
         else:
@@ -133,7 +134,7 @@ def export(context: Context) -> None:
                 lending.after_export()
     elif lending is not None:
         lending.lend()
-    if context.world.broadcast_object(asked):
+    if context.world.broadcast_object(stopping):
         context.leave(context.stop.reason or "another rank")
 
 
@@ -150,7 +151,7 @@ def _export_best(context: Context, path: Path) -> None:
         context.monitor.warn(f"the best checkpoint, step {best['step']}, could not be saved and is not exported")
         return
     try:
-        exported = export_checkpoint(context.run_dir, best["step"], to, further=False)
+        exported = export_checkpoint(context.run_dir, best["step"], to, with_variants=False)
     except OrtflowError as error:
         again = f"`ortflow export {context.run_dir.root} --step {best['step']}` tries again"
         raise OrtflowError(f"the best checkpoint, step {best['step']}: {error}; {again}") from error
@@ -235,10 +236,10 @@ def judge_of(spec: TrainerRunSpec, builder: TrainerBuilder, stream: Stream) -> J
     return Judge(builder.output_metrics().of, batches, name, higher_is_better(name, metrics))
 
 
-def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, further: bool = True) -> Exported:
+def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, with_variants: bool = True) -> Exported:
     """Export the inference model of a checkpoint, the newest complete one if `step` is None; one process, no MPI.
 
-    `further`: also write the forms that the run file wants.
+    `with_variants`: also write the forms that the run file wants.
 
     Raises UserError if the run has no such checkpoint, or if the difference exceeds the run file's tolerance.
     """
@@ -258,17 +259,17 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None, *, f
         measuring: list[MicroBatch] = []
         judge = None
         if are_there(spec.data.eval or spec.data.train):
-            alone = Place(0, 1, 0, 1, "none", "")
+            place = Place(0, 1, 0, 1, "none", "")
             # Samples are those of the first set; others may be gone.
             data = spec.data.model_copy(update={"eval_sets": {}})
-            stream = Stream(spec.model_copy(update={"data": data}), plan, *builder.inputs(), alone, Progress())
+            stream = Stream(spec.model_copy(update={"data": data}), plan, *builder.inputs(), place, Progress())
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
-            measuring = measured(stream) if further and kinds_of(spec.export) else []
+            measuring = measured(stream) if with_variants and kinds_of(spec.export) else []
             judge = judge_of(spec, builder, stream) if measuring else None
         difference = trainer.export(path, batches, spec.export.tolerance)
         for fault in write_notes(path.parent, plan.classes, stream.fields if stream is not None else {}):
             print(f"warning: {fault}", file=sys.stderr)
-        variants = tuple(write_variants(path, spec.export, measuring, judge)) if further else ()
+        variants = tuple(write_variants(path, spec.export, measuring, judge)) if with_variants else ()
         if stream is not None:
             stream.close()
     return Exported(path, loaded.manifest.step, difference, variants)
@@ -292,14 +293,14 @@ def whole(run_dir: RunDir, spec: TrainerRunSpec) -> Iterator[tuple[TrainerBuilde
         yield builder_of(spec, run_dir, Report()), plan
         return
     with tempfile.TemporaryDirectory() as folder:
-        here = RunDir(Path(folder))
-        export = spec.export.model_copy(update={"enabled": True, "path": str(here.root / "model.onnx")})
+        scratch = RunDir(Path(folder))
+        export = spec.export.model_copy(update={"enabled": True, "path": str(scratch.root / "model.onnx")})
         spec = spec.model_copy(update={"export": export})
         if spec.model is not None and spec.model.start_from is not None:
-            _take_start(run_dir.graphs, here.graphs)
-        builder = builder_of(spec, here, Report())
-        prepare(builder, here, spec, Report())
-        yield builder, Plan.load(here.plan)
+            _take_start(run_dir.graphs, scratch.graphs)
+        builder = builder_of(spec, scratch, Report())
+        prepare(builder, scratch, spec, Report())
+        yield builder, Plan.load(scratch.plan)
     print(f"warning: {fault}: plan and graphs were rebuilt for this export", file=sys.stderr)
 
 
@@ -313,14 +314,14 @@ def _take_start(graphs: Path, copies: Path) -> None:
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, Window], index: FlatIndex) -> Loaded:
     """Fill `targets` from a complete checkpoint, of `step` or the newest. Raises UserError if there is none."""
-    known = ", ".join(map(str, store.steps())) or "none"
+    steps = ", ".join(map(str, store.steps())) or "none"
     if step is None:
         loaded = load_newest(store, targets, index=index, partial=True)
         if loaded is None:
-            raise UserError(f"no complete checkpoint (existing steps: {known})", where=str(store.path))
+            raise UserError(f"no complete checkpoint (existing steps: {steps})", where=str(store.path))
         return loaded
     if step not in store.steps():
-        raise UserError(f"no checkpoint of step {step}", where=str(store.path), fix=f"choose of: {known}")
+        raise UserError(f"no checkpoint of step {step}", where=str(store.path), fix=f"choose of: {steps}")
     try:
         return load(store, step, targets, index=index, partial=True)
     except Damaged as fault:

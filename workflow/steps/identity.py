@@ -33,9 +33,9 @@ def identity_of(run_dir: RunDir, spec: RunSpec, data: str, before: Plan | None) 
 
     The record, and not a random number, so that a run whose plan is lost keeps its identity.
     """
-    known = None if before is None else Identity.from_json(before.run)
-    if known is not None:
-        return known
+    identity = None if before is None else Identity.from_json(before.run)
+    if identity is not None:
+        return identity
     line = _first_record(run_dir)
     record = (parse(line, ATTEMPTS) if line else None) or {}
     return Identity(

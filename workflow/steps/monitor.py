@@ -79,8 +79,12 @@ class Monitor:
                     context.events.write("changed", **change)
                 for note in record.get("notes", ()):
                     print(note, flush=True)
-        each = plan.world_size // plan.replicas
-        sharers = f"{plan.replicas} rank(s)" if each == 1 else f"{plan.replicas} replica(s) of {each} ranks"
+        ranks_per_replica = plan.world_size // plan.replicas
+        sharers = (
+            f"{plan.replicas} rank(s)"
+            if ranks_per_replica == 1
+            else f"{plan.replicas} replica(s) of {ranks_per_replica} ranks"
+        )
         print(
             f"a step takes {plan.global_batch} samples: {sharers} x micro_batch {plan.micro_batch} "
             f"x gradient_accumulation {plan.gradient_accumulation}",
@@ -125,9 +129,9 @@ class Monitor:
         )  # fmt: skip
         self._scalars(step, {f"eval/{name}": value for name, value in metrics.items()})
         if context.leads:
-            reported = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             of = "" if average is None else f" of the {average.name.upper()} weights"
-            print(f"evaluation{of} at step {step}  {reported}", flush=True)
+            print(f"evaluation{of} at step {step}  {values}", flush=True)
 
     def stall(self, step: int, seconds: float) -> None:
         """Report that training waited for a checkpoint."""
@@ -157,10 +161,10 @@ class Monitor:
 def monitor(context: Context) -> None:
     """The step's own turn: report the total times, and close the record."""
     measuring = context.trainer if isinstance(context.trainer, Measuring) else None
-    held, device = (dict(measuring.memory()), measuring.device_memory()) if measuring else ({}, {})
-    if "checkpoint" in held:
-        held["checkpoint"] += context.saver.more_copied
-    parts = with_peak(held, peak(), device)
+    components, device = (dict(measuring.memory()), measuring.device_memory()) if measuring else ({}, {})
+    if "checkpoint" in components:
+        components["checkpoint"] += context.saver.more_copied
+    parts = with_peak(components, peak(), device)
     context.events.write("usage", step=context.progress.step, **usage(context))
     context.events.write("memory", **parts)
     if context.leads:
@@ -192,19 +196,19 @@ def report_data_wait(context: Context) -> None:
 def report_waits(context: Context) -> None:
     """Rank 0 reports the fraction of the passes' time in which the ranks of a pipeline waited; called by all ranks."""
     seconds = context.trainer.pass_seconds() if isinstance(context.trainer, Pipelined) else None
-    found = context.world.gather(seconds)
-    if found is None or None in found:
+    measurements = context.world.gather(seconds)
+    if measurements is None or None in measurements:
         return
-    busy, durations = zip(*found, strict=True)
+    busy, durations = zip(*measurements, strict=True)
     # The rank that ends last shows how long the passes of all took.
     idle = 1 - sum(busy) / len(busy) / max(durations)
     spec = context.spec
     formula = bubble_by_formula(spec.parallel.pipeline, spec.accumulation, spec.parallel.chunks)
     context.events.write(
-        "pipeline", idle=round(idle, 6), formula=round(formula, 6), busy_seconds=[round(each, 6) for each in busy],
-        seconds=round(max(durations), 6),
+        "pipeline", idle=round(idle, 6), formula=round(formula, 6),
+        busy_seconds=[round(rank_seconds, 6) for rank_seconds in busy], seconds=round(max(durations), 6),
     )  # fmt: skip
-    shares = ", ".join(f"{each / max(durations):.0%}" for each in busy)
+    shares = ", ".join(f"{rank_seconds / max(durations):.0%}" for rank_seconds in busy)
     print(
         f"pipeline: ranks waited {idle:.0%} of the passes' time, and {formula:.0%} by the formula for equal stages; "
         f"they computed for {shares}",

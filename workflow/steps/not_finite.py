@@ -40,14 +40,14 @@ def is_comparable(results: Mapping[str, float], name: str) -> bool:
 def infinite_ctc(spec: TrainerRunSpec, reason: str) -> str:
     """What to do about a loss that is not finite, if one of the run's losses is ctc; else empty. Pure."""
     losses = single_losses(spec.model.loss) if spec.model is not None else {}
-    where = next((path for path, loss in losses.items() if isinstance(loss, Ctc)), None)
-    if where is None or not reason.startswith("the loss is"):
+    loss_path = next((path for path, loss in losses.items() if isinstance(loss, Ctc)), None)
+    if loss_path is None or not reason.startswith("the loss is"):
         return ""
     if "nan" in reason:
-        return f"correct the labels and lengths of {where}: one of them is out of range"
+        return f"correct the labels and lengths of {loss_path}: one of them is out of range"
     return (
         "leave out samples whose labels do not fit in their frames (a frame for each label, and one between equal"
-        f" ones), or set {where}.zero_infinity"
+        f" ones), or set {loss_path}.zero_infinity"
     )
 
 
@@ -55,8 +55,8 @@ def cause_in_evaluation(context: Context, outcome: EvaluationOutcome) -> str:
     """Why an evaluation is not finite, with the sample if there is one. Collective."""
     data = context.spec.data.eval
     path = (data if data is not None else context.spec.data.train).title
-    found = context.world.gather(context.stream.evaluation_place(outcome.not_finite))
-    places = [place for place in found or () if place is not None]
+    rank_places = context.world.gather(context.stream.evaluation_place(outcome.not_finite))
+    places = [place for place in rank_places or () if place is not None]
     place = context.world.broadcast_object(min(places) if places else None)
     if place is None:
         return f"no micro-batch of {path} alone; a loss without labels that count is nan"
@@ -107,10 +107,10 @@ def _row_of_loss(context: Context, batch: MicroBatch) -> int | None:
     while len(rows) > 1:
         half = len(rows) // 2
         halves = (rows[:half], rows[half:])
-        kept = next((part for part in halves if not _loss_is_finite(context, batch, part)), None)
-        if kept is None:
+        bad_half = next((part for part in halves if not _loss_is_finite(context, batch, part)), None)
+        if bad_half is None:
             return None
-        rows = kept
+        rows = bad_half
     return int(rows[0])
 
 

@@ -48,15 +48,15 @@ def late_groups(train: TrainSection, plan: Plan, tokens_per_sample: int | None) 
         step=0, epoch=0, sample=0, samples=plan.samples, steps_per_epoch=plan.steps_per_epoch,
         global_batch=plan.global_batch, tokens_per_sample=tokens_per_sample,
     )  # fmt: skip
-    found = []
+    messages = []
     for place, group in enumerate(train.groups):
         until = None if group.frozen_until is None else parse_duration(group.frozen_until)
         if until is not None and until.unit in start.each and start.length(until) >= plan.total_steps:
-            found.append(
+            messages.append(
                 f"train.groups[{place}].frozen_until is {until}, and the run ends after {plan.total_steps} steps: its"
                 " parameters are never trained; shorten it, or use model.parameters.freeze"
             )
-    return found
+    return messages
 
 
 def check_units(context: Context) -> None:

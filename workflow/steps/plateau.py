@@ -13,16 +13,16 @@ from ortflow.workflow.spec.schedules import Schedule
 
 
 def judge_plateau(
-    schedule: Schedule, progress: Progress, value: float, what: str = "", metrics: Sequence[MetricSection] = ()
+    schedule: Schedule, progress: Progress, value: float, measure: str = "", metrics: Sequence[MetricSection] = ()
 ) -> bool:
     """Count an evaluation; returns True if the learning rate is decayed after it.
 
-    The rule is torch.optim.lr_scheduler.ReduceLROnPlateau's with `threshold_mode="abs"`. The count restarts if `what`
-    differs from what was measured before. `value` must be finite. `metrics` are the run's.
+    The rule is torch.optim.lr_scheduler.ReduceLROnPlateau's with `threshold_mode="abs"`. The count restarts if
+    `measure` differs from what was measured before. `value` must be finite. `metrics` are the run's.
     """
-    if progress.plateau_of not in (None, what):
+    if progress.plateau_of not in (None, measure):
         progress.plateau_best, progress.plateau_evaluations = None, 0
-    progress.plateau_of = what
+    progress.plateau_of = measure
     sign, best = -1.0 if higher_is_better(schedule.metric, metrics) else 1.0, progress.plateau_best
     if best is None or sign * (best - value) > schedule.min_delta:
         progress.plateau_best, progress.plateau_evaluations = value, 0

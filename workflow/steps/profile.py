@@ -43,8 +43,8 @@ class Profiler:
         self._origin, self._begun = 0.0, 0.0
         self._folder = profile.folder_of(context.run_dir.root, context.attempt)
         if window.first > total and context.leads:
-            what = f"monitor.profile.from is {window.first}, and the run has {total} steps: nothing is recorded"
-            context.monitor.warn(what)
+            message = f"monitor.profile.from is {window.first}, and the run has {total} steps: nothing is recorded"
+            context.monitor.warn(message)
 
     def before(self, step: int) -> None:
         """Called before each step; begins the window, also in its middle after a restart. Collective then.
@@ -69,6 +69,7 @@ class Profiler:
         self._active = True
         try:
             if isinstance(trainer := self._context.trainer, Profiling):
+                # ONNX Runtime records from the opening of a session on, so these are further sessions of the graphs.
                 self._recording = trainer.record()
         except Exception as problem:  # noqa: BLE001 - ONNX Runtime's errors are only defined in its package
             self._context.monitor.warn(f"operators are not recorded: {problem}")
@@ -103,9 +104,9 @@ class Profiler:
             self._steps.append((start + shift, end + shift))
         self._span(lane, name, start + shift, end + shift)
 
-    def _span(self, lane: str, name: str, start: float, end: float, **more: Any) -> None:
+    def _span(self, lane: str, name: str, start: float, end: float, **extra: Any) -> None:
         begun, seconds = round(start - self._origin, 9), round(max(0.0, end - start), 9)
-        self._write(kind="span", lane=lane, name=name, start=begun, seconds=seconds, **more)
+        self._write(kind="span", lane=lane, name=name, start=begun, seconds=seconds, **extra)
 
     def _write(self, **fields: Any) -> None:
         self._lines.append(fields)
@@ -114,8 +115,8 @@ class Profiler:
         """Append what has been recorded."""
         if CallTime.calls is not None:
             for call in CallTime.calls:
-                more = {} if call.bytes is None else {"bytes": call.bytes}
-                self._span(profile.COLLECTIVE, call.name, call.start, call.end, **more)
+                extra = {} if call.bytes is None else {"bytes": call.bytes}
+                self._span(profile.COLLECTIVE, call.name, call.start, call.end, **extra)
             CallTime.calls = []
         lines, self._lines = self._lines, []
         if self._failed:
@@ -167,12 +168,12 @@ class Profiler:
             self._write(kind="work", flops=self._flops())
         self._write(kind="end", step=step)
         self._flush()
-        written = context.world.gather(not self._failed)
+        successes = context.world.gather(not self._failed)
         if not context.leads:
             return
         path = None
         try:
-            if written and any(written):
+            if successes and any(successes):
                 path = profile.write_trace(self._folder)
         except OSError as problem:
             self._give_up(problem)
@@ -197,10 +198,10 @@ class Profiler:
         path = profile.nodes_of(self._folder, self._context.place.rank)
         try:
             if len(nodes) > MOST_NODES:
-                left = (
+                message = (
                     f"the trace of rank {self._context.place.rank} has {MOST_NODES} of {len(nodes)} runs of operators"
                 )
-                self._context.monitor.warn(f"{left}; record fewer steps (the table has all)")
+                self._context.monitor.warn(f"{message}; record fewer steps (the table has all)")
             with gzip.open(path, "wb", compresslevel=1) as file:
                 for node in nodes[:MOST_NODES]:
                     file.write(profile.line_of(_line(node, self._origin)))
@@ -234,13 +235,13 @@ def rows_of(nodes: Sequence[Node], steps: Sequence[tuple[float, float]]) -> list
     rows = []
     for (within, graph, module, operator), runs in sums.items():
         flops = [run.flops for run in runs]
-        known = [count for count in flops if count is not None]
+        counts = [count for count in flops if count is not None]
         rows.append(
             {
                 "step": within, "graph": graph, "module": module, "operator": operator, "by": runs[0].provider,
                 "calls": len(runs), "seconds": round(sum(run.seconds for run in runs), 9),
                 "bytes": sum(run.bytes for run in runs),
-                "flops": sum(known) if len(known) == len(runs) else None,
+                "flops": sum(counts) if len(counts) == len(runs) else None,
             }
         )  # fmt: skip
     return rows
@@ -255,14 +256,14 @@ def aligned(world: Communicator, clock: Callable[[], float]) -> tuple[float, flo
     """
     best: list[tuple[float, float]] = [(0.0, float("inf"))] * world.world_size
     for _ in range(PINGS if world.world_size > 1 else 1):
-        asked = clock()
+        question = clock()
         world.broadcast_object(None)
         read = world.gather(clock())
-        answered = clock()
-        for rank, here in enumerate(read or ()):
-            error = (answered - asked) / 2
+        answer = clock()
+        for rank, reading in enumerate(read or ()):
+            error = (answer - question) / 2
             if error < best[rank][1]:
-                best[rank] = (here - (asked + answered) / 2, error)
+                best[rank] = (reading - (question + answer) / 2, error)
     best[0] = (0.0, 0.0)
     zero: float
     zero, offsets = world.broadcast_object((clock(), best))

@@ -33,14 +33,14 @@ def resume(context: Context, store: DirectoryStore) -> tuple[int, set[int]]:
         print(f"warning: checkpoint rejected: {fault}", flush=True)
         rejected.update(step for step in store.steps() if fault.path.is_relative_to(store.place(step)))
 
-    found: Manifest | None = None
+    manifest: Manifest | None = None
     if context.leads:
         store.clean()
-        found = newest_matching(store, targets, reject, index=context.trainer.index)
+        manifest = newest_matching(store, targets, reject, index=context.trainer.index)
     changed: list[str] = []
-    if found is not None:
-        changed = check_environment(context, found, store.place(found.step))
-    step: int | None = context.world.broadcast_object(found.step if found else None)
+    if manifest is not None:
+        changed = check_environment(context, manifest, store.place(manifest.step))
+    step: int | None = context.world.broadcast_object(manifest.step if manifest else None)
     if step is None:
         context.events.rewind(0)
         context.monitor.begin()

@@ -70,9 +70,9 @@ class Plan:
             plan = cls(**body)
         except (TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a valid plan: {error}") from None
-        for one in fields(cls):
-            if not _fits(str(one.type), value := getattr(plan, one.name)):
-                raise ValueError(f"{path} is not a valid plan: {one.name} is {str(value)[:40]!r}")
+        for plan_field in fields(cls):
+            if not _fits(str(plan_field.type), value := getattr(plan, plan_field.name)):
+                raise ValueError(f"{path} is not a valid plan: {plan_field.name} is {str(value)[:40]!r}")
         return plan
 
 
@@ -95,10 +95,11 @@ def _hash(body: Mapping[str, object]) -> str:
 
 def _fits(declared: str, value: object) -> bool:
     if declared == "int":
+        # For isinstance, True is an int.
         return type(value) is int and 0 <= value < 2**63
     if declared == "str":
         return isinstance(value, str)
-    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
+    return isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
 
 
 def resolve(

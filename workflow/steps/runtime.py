@@ -29,6 +29,7 @@ def runtime(context: Context) -> None:
     if context.lead is not None:
         context.lead.ready()
     elif not context.leads:
+        # In MPI_Init, this rank would poll until rank 0 comes, and use a core (MPICH 5.0).
         wait_for_lead(context.run_dir.root, context.attempt)
     comm = context.comm = connect(context.place, context.spec)
     trouble = context.first_trouble(context.trouble)
@@ -101,9 +102,9 @@ def check_machines(context: Context) -> list[Any]:
     trouble = context.first_trouble(trouble)
     if trouble is not None:
         raise trouble
-    found = context.world.gather((first_there, context.machine))
+    rank_machines = context.world.gather((first_there, context.machine))
     machines: list[Any] = context.world.broadcast_object(
-        [machine for first, machine in found if first] if found else None
+        [machine for first, machine in rank_machines if first] if rank_machines else None
     )
     return machines
 
@@ -136,5 +137,5 @@ def threads_of(comm: Communicator, place: Place, spec: TrainerRunSpec) -> int:
     """Threads per rank: the run file's cores, or an equal share of the available ones."""
     if spec.resources.cpus_per_rank is not None:
         return spec.resources.cpus_per_rank
-    mine = grant_of_this_process(place.host)
-    return cores_of(mine, comm.broadcast_object(comm.gather(mine)))
+    grant = grant_of_this_process(place.host)
+    return cores_of(grant, comm.broadcast_object(comm.gather(grant)))

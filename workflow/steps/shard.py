@@ -90,9 +90,9 @@ class Stream:
         faults: list[UserError] = []
         sources: list[Source] = []
         sets = [(section.train, "data.train"), *([(section.eval, "data.eval")] if section.eval else [])]
-        for data, where in sets:
+        for data, key_path in sets:
             try:
-                sources.append(self._open(data, where))
+                sources.append(self._open(data, key_path))
             except Faults as error:
                 faults += error.faults
             except UserError as error:
@@ -101,21 +101,21 @@ class Stream:
             raise Faults(faults)
         return sources[0], sources[-1]
 
-    def _open(self, data: DataSet, where: str) -> Source:
+    def _open(self, data: DataSet, key_path: str) -> Source:
         section = self._spec.data
-        evaluating = where != "data.train"
-        if evaluating and where != "data.eval":
-            dataset = open_other(data, section, self._spec.seed, where)
+        evaluating = key_path != "data.train"
+        if evaluating and key_path != "data.eval":
+            dataset = open_other(data, section, self._spec.seed, key_path)
             section = section.model_copy(update={"eval": EvalSet.model_validate(data.model_dump())})  # for workers
         else:
-            found = (open_evaluation if evaluating else open_training)(section, self._spec.seed)
-            dataset = found if found is not None else open_training(section, self._spec.seed)
+            part = (open_evaluation if evaluating else open_training)(section, self._spec.seed)
+            dataset = part if part is not None else open_training(section, self._spec.seed)
         if evaluating:
-            dataset = like_training(dataset, self._opened, where)
-        transforms = transforms_of(data, where)
-        changed = augmented(dataset, transforms, self._spec.seed, where) if transforms else dataset
+            dataset = like_training(dataset, self._opened, key_path)
+        transforms = transforms_of(data, key_path)
+        changed = augmented(dataset, transforms, self._spec.seed, key_path) if transforms else dataset
         self._opened = changed if not evaluating else self._opened
-        dataset = pooled(changed, section, self._spec.seed, where, self._workers)
+        dataset = pooled(changed, section, self._spec.seed, key_path, self._workers)
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
             dataset,
@@ -125,7 +125,7 @@ class Stream:
             micro_batch=micro_batch,
             smaller_batch=section.last_batch == "keep" or (evaluating and section.last_batch == "drop"),
             samples=section.eval_samples if evaluating else None,
-            where=where,
+            key_path=key_path,
         )
         return dataset, feeds
 
@@ -195,12 +195,12 @@ class Stream:
 
     def skipped(self) -> list[dict[str, Any]]:
         """Sets with bad rows that are skipped: where, how many of how many, and the first."""
-        own = self._spec.data.eval is not None and self._spec.data.eval.fraction is None
-        sets = [("data.train", self._sets[0]), *([("data.eval", self._sets[-1])] if own else [])]
-        readings = [(where, reading_of(source[0]), len(source[0])) for where, source in sets]
+        separate_files = self._spec.data.eval is not None and self._spec.data.eval.fraction is None
+        sets = [("data.train", self._sets[0]), *([("data.eval", self._sets[-1])] if separate_files else [])]
+        readings = [(key_path, reading_of(source[0]), len(source[0])) for key_path, source in sets]
         return [
-            {"set": where, "skipped": reading.skipped, "samples": samples, "first": reading.bad_rows[0]}
-            for where, reading, samples in readings
+            {"set": key_path, "skipped": reading.skipped, "samples": samples, "first": reading.bad_rows[0]}
+            for key_path, reading, samples in readings
             if reading.skipped
         ]
 
@@ -208,8 +208,8 @@ class Stream:
     def fields(self) -> dict[str, Any]:
         """Input -> how the training set makes it, as plain data; empty if its samples are stored as they are."""
         dataset, feeds = self._sets[0]
-        made = reading_of(dataset).fields
-        return {feed.input: made[feed.source.column] for feed in feeds if feed.source.column in made}
+        columns = reading_of(dataset).fields
+        return {feed.input: columns[feed.source.column] for feed in feeds if feed.source.column in columns}
 
     def first_not_finite(self) -> str:
         """The first sample of the training set with NaN or infinity; empty if there is none."""
@@ -241,8 +241,8 @@ def first_not_finite_of(source: Source) -> str:
     """The first sample of a set with NaN or infinity in a column that an input takes; empty if there is none."""
     dataset, feeds = source
     for feed in feeds:
-        if (found := first_not_finite(dataset, feed.source)) is not None:
-            return f"sample {found[0]} of {dataset.path} has {found[1]} in column {feed.source.column!r}"
+        if (outlier := first_not_finite(dataset, feed.source)) is not None:
+            return f"sample {outlier[0]} of {dataset.path} has {outlier[1]} in column {feed.source.column!r}"
     return ""
 
 

@@ -12,8 +12,12 @@ from ortflow.workflow.trainer import MicroBatch
 
 def token_labels(inputs: Sequence[BatchInput]) -> str | None:
     """The label with one class per token, integers of shape [batch, length]; None if there is none."""
-    found = (one.name for one in inputs if one.role == "label" and len(one.shape) == 2 and one.dtype.startswith("int"))
-    return next(found, None)
+    names = (
+        batch_input.name
+        for batch_input in inputs
+        if batch_input.role == "label" and len(batch_input.shape) == 2 and batch_input.dtype.startswith("int")
+    )
+    return next(names, None)
 
 
 def count_tokens(batches: Sequence[MicroBatch], label: str | None, ignored: int | None, samples: int) -> int | None:
@@ -22,9 +26,9 @@ def count_tokens(batches: Sequence[MicroBatch], label: str | None, ignored: int 
 
     Exact on one rank, and on several if samples have equal length. None if there are no tokens.
     """
-    own = sum(batch.count for batch in batches)
-    if label is None or own == 0:
+    rank_samples = sum(batch.count for batch in batches)
+    if label is None or rank_samples == 0:
         return None
     labels = [batch.arrays[label][: batch.count] for batch in batches]
     counted = sum(array.size if ignored is None else int(np.count_nonzero(array != ignored)) for array in labels)
-    return round(counted * samples / own)
+    return round(counted * samples / rank_samples)

@@ -49,14 +49,14 @@ def train(context: Context) -> None:
     ahead = Ahead(context, lambda step: step >= total or evaluation_due(context, step))
     strike = strike_of(context.place.rank, context.attempt)
     profiler = profiler_of(context, total)
-    asked = evaluation_pending(context, total) and not evaluate(context)
-    while not asked and not finished(context, total):
+    stopping = evaluation_pending(context, total) and not evaluate(context)
+    while not stopping and not finished(context, total):
         if profiler is not None:
             profiler.before(progress.step + 1)
-        asked = one_step(context, ahead, total)
-        if not asked and evaluation_pending(context, total):
-            asked = not evaluate(context)
-        if context.saver.due and not asked:
+        stopping = one_step(context, ahead, total)
+        if not stopping and evaluation_pending(context, total):
+            stopping = not evaluate(context)
+        if context.saver.due and not stopping:
             with context.engine.within("checkpoint"):
                 context.saver.save()
         if profiler is not None:
@@ -65,7 +65,7 @@ def train(context: Context) -> None:
             strike.after(progress.step, saved=context.saver.saves > 0)
     if profiler is not None:
         profiler.end(progress.step)
-    if asked:
+    if stopping:
         with context.engine.within("checkpoint"):
             saved = context.saver.save_and_wait()
         context.leave(context.stop.reason or "another rank", saved=saved)
@@ -114,6 +114,7 @@ def one_step(context: Context, ahead: Ahead, total: int) -> bool:
         progress.skipped_in_a_row = 0
     else:
         progress.skipped += 1
+        # An overflow only shows that the loss scale is too large, and lowers it.
         progress.skipped_in_a_row += not outcome.overflow
     with context.engine.within("monitor"):
         tokens = context.stream.tokens(batch, outcome.samples)
@@ -142,9 +143,9 @@ def unusable_gradient(context: Context, reason: str, *, in_data: bool) -> UserEr
     """
     sample = first_of(context.world, context.stream.first_not_finite() if in_data else None)
     ctc = infinite_ctc(context.spec, reason)
-    what = f"{context.progress.skipped_in_a_row} steps in a row had no usable gradient, the last because {reason}"
+    message = f"{context.progress.skipped_in_a_row} steps in a row had no usable gradient, the last because {reason}"
     return UserError(
-        f"{what}; {sample}" if sample else what,
+        f"{message}; {sample}" if sample else message,
         where=f"step {context.progress.step}",
         fix="convert the data without such values"
         if sample
@@ -180,32 +181,32 @@ def evaluate(context: Context) -> bool:
     exchange_average(context.trainer, context.spec)
     if outcomes[-1].control_values[0] > 0:
         return False
-    outcome, *further = outcomes
+    outcome, *other_outcomes = outcomes
     results, tables = dict(outcome.metrics), dict(outcome.tables)
-    for name, other in zip(context.spec.data.eval_sets, further, strict=True):
+    for name, other in zip(context.spec.data.eval_sets, other_outcomes, strict=True):
         results |= {f"{name}/{key}": value for key, value in other.metrics.items()}
         tables |= {f"{name}/{key}": table for key, table in other.tables.items()}
     copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     # Every copy counts the same samples: quotients are those of one, counts are not.
     counts = {name: [[count // copies for count in row] for row in table] for name, table in tables.items()}
-    whole = replace(outcome, metrics=results, tables=counts)
+    combined = replace(outcome, metrics=results, tables=counts)
     progress = context.progress
     progress.evaluated_step = progress.step
     if context.engine.observer is not None:
         context.engine.observer("evaluation", start, context.clock.monotonic())
     with context.engine.within("monitor"):
-        context.monitor.evaluation(whole, outcome.samples // copies, context.clock.monotonic() - start)
-    if not is_finite(whole):
-        _report_not_finite(context, outcome, whole)
-    _judge_schedule(context, whole)
+        context.monitor.evaluation(combined, outcome.samples // copies, context.clock.monotonic() - start)
+    if not is_finite(combined):
+        _report_not_finite(context, outcome, combined)
+    _judge_schedule(context, combined)
     rule = context.spec.train.early_stop
     metrics = context.spec.model.metrics if context.spec.model is not None else ()
     best = context.spec.checkpoint.best
     if best is not None and improves(best, progress, results, watched(best, context.spec.data), metrics):
         context.saver.request()
-    what = watched(rule, context.spec.data) if rule is not None else ""
+    measure = watched(rule, context.spec.data) if rule is not None else ""
     comparable = rule is not None and is_comparable(results, rule.metric)
-    if rule is not None and comparable and judge(rule, progress, results[rule.metric], what, metrics):
+    if rule is not None and comparable and judge(rule, progress, results[rule.metric], measure, metrics):
         progress.stopped_early = True
         context.events.write(
             "early_stop",
@@ -222,21 +223,21 @@ def _judge_schedule(context: Context, outcome: EvaluationOutcome) -> None:
     schedule, progress = context.spec.train.schedule, context.progress
     if schedule.name != "reduce_on_plateau" or schedule.pieces or not is_comparable(outcome.metrics, schedule.metric):
         return
-    what = watched(EarlyStop(metric=schedule.metric), context.spec.data)
+    measure = watched(EarlyStop(metric=schedule.metric), context.spec.data)
     metrics = context.spec.model.metrics if context.spec.model is not None else ()
-    if judge_plateau(schedule, progress, outcome.metrics[schedule.metric], what, metrics):
+    if judge_plateau(schedule, progress, outcome.metrics[schedule.metric], measure, metrics):
         lr = rate_of(context, context.plan.total_steps)
         context.events.write(
             "lr_reduced", step=progress.step, metric=schedule.metric, best=progress.plateau_best, lr=lr
         )
 
 
-def _report_not_finite(context: Context, first: EvaluationOutcome, whole: EvaluationOutcome) -> None:
+def _report_not_finite(context: Context, first: EvaluationOutcome, combined: EvaluationOutcome) -> None:
     """Say which results of an evaluation are NaN or infinite, and at which sample of the first set. Collective."""
     cause = f": {cause_in_evaluation(context, first)}" if not is_finite(first) else ""
     if context.leads:
-        values = ", ".join(f"{name} {value}" for name, value in whole.metrics.items() if not math.isfinite(value))
-        ignoring = [key for key, name in watching(context.spec).items() if not is_comparable(whole.metrics, name)]
+        values = ", ".join(f"{name} {value}" for name, value in combined.metrics.items() if not math.isfinite(value))
+        ignoring = [key for key, name in watching(context.spec).items() if not is_comparable(combined.metrics, name)]
         unused = f"; {', '.join(ignoring)} {'do' if len(ignoring) > 1 else 'does'} not use it" if ignoring else ""
         context.monitor.warn(f"the evaluation at step {context.progress.step} has {values}{cause}{unused}")
 

@@ -37,26 +37,26 @@ def builder_of(spec: TrainerRunSpec, run_dir: RunDir, report: Report, *, startin
 
 def load_builder(name: str) -> type[TrainerBuilder]:
     """The class for a name. Raises UserError if there is none, or if it cannot be used."""
-    known = {GRAPH.name: GRAPH} if name == GRAPH.name else installed()
-    where = "trainer.name"
-    if name not in known:
-        near = nearest(name, [*known])
-        hint = f"did you mean {near}?" if near else f"installed are {', '.join(sorted(known))}"
-        raise UserError(f"there is no trainer {name!r}", where=where, fix=f"{hint}; packages provide others")
-    point = known[name]
+    points = {GRAPH.name: GRAPH} if name == GRAPH.name else installed()
+    key_path = "trainer.name"
+    if name not in points:
+        near = nearest(name, [*points])
+        hint = f"did you mean {near}?" if near else f"installed are {', '.join(sorted(points))}"
+        raise UserError(f"there is no trainer {name!r}", where=key_path, fix=f"{hint}; packages provide others")
+    point = points[name]
     try:
         kind: type[TrainerBuilder] = point.load()
     except Exception as error:  # its module may raise anything
         raise UserError(
             f"trainer {name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error})",
-            where=where,
+            where=key_path,
             fix="repair the package that provides it",
         ) from error
-    missing = [each for each in NEEDED if not hasattr(kind, each)]
+    missing = [attribute for attribute in NEEDED if not hasattr(kind, attribute)]
     if missing:
         raise UserError(
             f"trainer {name!r}, {point.value}, has no {' and no '.join(missing)}",
-            where=where,
+            where=key_path,
             fix="derive it from ortflow.workflow.trainer.TrainerBuilder",
         )
     return kind
@@ -73,5 +73,7 @@ def _options(kind: type[TrainerBuilder], spec: TrainerRunSpec) -> Any:
     try:
         return section.model_validate(values)
     except ValidationError as error:
-        found = problems(error, values, section)
-    raise Faults([UserError(p.what, where=f"trainer.options.{'.'.join(map(str, p.path))}", fix=p.fix) for p in found])
+        option_problems = problems(error, values, section)
+    raise Faults(
+        [UserError(p.what, where=f"trainer.options.{'.'.join(map(str, p.path))}", fix=p.fix) for p in option_problems]
+    )

@@ -35,7 +35,9 @@ def check_usable(context: Context) -> None:
         )
     losses = []
     # A batch with NaN in its samples says nothing about the model.
-    for batch in islice((each for each in context.stream.samples() if not in_micro_batches([each])), TRIED):
+    for batch in islice(
+        (candidate for candidate in context.stream.samples() if not in_micro_batches([candidate])), TRIED
+    ):
         losses.append(context.trainer.evaluate([batch], tuple).metrics["loss"])
         if math.isfinite(losses[-1]):
             return

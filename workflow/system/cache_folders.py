@@ -79,6 +79,7 @@ def _others_may_replace(folder: Path) -> bool:
     if status.st_uid not in (os.getuid(), 0):
         return True
     writable = status.st_mode & (stat.S_IWOTH if _is_private_group(status.st_gid) else 0o022)
+    # In a folder with the sticky bit, such as /tmp, only the owner of a file may rename or remove it.
     return bool(writable and not status.st_mode & stat.S_ISVTX)
 
 

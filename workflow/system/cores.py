@@ -23,6 +23,7 @@ class Grant:
 
 def grant_of_this_process(host: str) -> Grant:
     """Affinity, and the smallest CPU quota of the cgroup and its parents."""
+    # macOS has no affinity of a process.
     if hasattr(os, "sched_getaffinity"):
         cores = frozenset(os.sched_getaffinity(0))
     else:
@@ -68,6 +69,7 @@ def _quota(membership: Path, root: Path) -> tuple[float | None, str]:
         try:
             limit, period = (folder / "cpu.max").read_text().split()
         except (OSError, ValueError):
+            # The root cgroup has no such file.
             limit, period = "max", "1"
         if limit != "max":
             quota = int(limit) / int(period)

@@ -58,6 +58,7 @@ def is_full(error: BaseException) -> bool:
 
 def is_too_large(error: BaseException) -> bool:
     """Whether a write reached the largest size of a file: no space that is freed lets it succeed. Pure."""
+    # CPython ignores SIGXFSZ, by which the kernel would end the process.
     return any(isinstance(one, OSError) and one.errno == errno.EFBIG for one in _chain(error))
 
 
@@ -122,6 +123,7 @@ def has_room(path: Path, needed: int) -> bool:
         data = os.urandom(min(needed, RECORDS))
         while data:
             data = data[os.write(descriptor, data) :]
+        # Some file systems, NFS among them, reserve no space before (write(2)).
         os.fsync(descriptor)
     except OSError as error:
         return error.errno not in FULL
@@ -144,6 +146,7 @@ def _reserve(descriptor: int, size: int) -> None:
 @functools.cache
 def _fallocate() -> Any:
     """fallocate of the C library; None if there is none."""
+    # Python's os has posix_fallocate alone.
     function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if function is not None:
         function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]

@@ -42,6 +42,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
+    # A FIFO would wait for a writer, and a terminal would become that of this process (open(2), O_NOCTTY).
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
     try:
         # The file may have been replaced between the check and the opening.

@@ -25,6 +25,7 @@ def available(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys
         try:
             limit = (each / "memory.max").read_text().strip()
             used = int((each / "memory.current").read_text()) - _inactive_files(each)
+        # The root cgroup has no limit, and no such files.
         except (OSError, ValueError):
             continue
         if limit != "max":

@@ -17,6 +17,7 @@ def start_module(
     It searches what this process searches. It starts in `/`, because `-m` searches the current folder before Python's
     own library: a `queue.py` in a run directory would be executed.
     """
+    # An empty entry stands for the current folder.
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],

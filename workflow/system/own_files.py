@@ -91,6 +91,7 @@ def clear(folder: Path, ours: re.Pattern[str]) -> None:
 
 def exchange(new: Path, path: Path, aside: Path) -> None:
     """Rename `new` to `path`; an existing folder is moved to `aside`, and restored on failure. Raises OSError."""
+    # A rename replaces a file, and no folder that has files (rename(2)).
     before = is_folder(path) or (os.path.lexists(path) and is_folder(new))
     if before:
         os.rename(path, aside)

@@ -147,6 +147,7 @@ def _flush(stream: TextIO) -> None:
 
 
 def _silence(stream: TextIO) -> None:
+    # Python flushes the stream again at its end, and would fail once more.
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, stream.fileno())
     os.close(silence)

@@ -126,8 +126,8 @@ def _format_at(places: Sequence[Path]) -> Format:
     first = _format(places[0])
     for place in places[1:]:
         if (other := _format(place)) != first:
-            what = f"is read as {other.name}, but {places[0]} as {first.name}"
-            raise UserError(what, where=str(place), fix="give files of one format")
+            message = f"is read as {other.name}, but {places[0]} as {first.name}"
+            raise UserError(message, where=str(place), fix="give files of one format")
     return first
 
 
@@ -151,7 +151,7 @@ def open_evaluation(data: DataSection, seed: int) -> Samples | None:
     return None if data.eval is None else _part(data, seed, evaluating=True)
 
 
-def open_other(section: DataSet, data: DataSection, seed: int, where: str) -> Samples:
+def open_other(section: DataSet, data: DataSection, seed: int, key_path: str) -> Samples:
     """Another set, read as the training set is: a table has its classes, means and deviations.
 
     Raises UserError, naming the file.
@@ -159,7 +159,7 @@ def open_other(section: DataSet, data: DataSection, seed: int, where: str) -> Sa
     if _is_rows(data.train) and _is_rows(section):
         from ortflow.workflow.data.tables.open import open_other_table
 
-        return open_other_table(section, data, seed, where)
+        return open_other_table(section, data, seed, key_path)
     return open_samples(section)
 
 
@@ -185,8 +185,8 @@ def _values(samples: Samples, section: HeldOut) -> Values | None:
     key, name = by
     column = samples.columns.get(name)
     if column is None or column.variable or column.shape:
-        reported = "has no column" if column is None else "has more than one number in each sample of"
-        raise UserError(f"{samples.path} {reported} {name!r}", where=f"data.eval.{key}", fix="name another column")
+        fault = "has no column" if column is None else "has more than one number in each sample of"
+        raise UserError(f"{samples.path} {fault} {name!r}", where=f"data.eval.{key}", fix="name another column")
     numbers = np.concatenate([part for _, part in samples.scan(name) if not isinstance(part, Ragged)])
     names, codes = np.unique(numbers, return_inverse=True)
-    return Values(codes.astype(np.int64), [str(each) for each in names.tolist()])
+    return Values(codes.astype(np.int64), [str(value) for value in names.tolist()])

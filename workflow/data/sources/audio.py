@@ -60,8 +60,8 @@ def unchecked(section: DataSet, places: Sequence[Path]) -> Audio:
     files = files_of_kind(places, KIND)
     if section.audio is None:
         rate = header_of(files.blobs.name(0)).rate
-        what = f"has audio files, and their rate is not given; the first has {rate} samples a second"
-        raise UserError(what, where=section.title, fix=f"add audio: {{rate: {rate}}} to the set")
+        message = f"has audio files, and their rate is not given; the first has {rate} samples a second"
+        raise UserError(message, where=section.title, fix=f"add audio: {{rate: {rate}}} to the set")
     headers = _headers(files.blobs, sum(files.counts))
     return Audio(Path(section.title), files.blobs, headers, files.numbers, section.audio, files.counts, files.classes)
 
@@ -111,8 +111,8 @@ class Audio:
             if len(other):
                 described = [f"{channels} channels of {length} samples" for channels, length in shapes[[0, other[0]]]]
                 fix = "set audio.mono, or give files of one length and number of channels"
-                what = f"has {described[1]}, and the first file {described[0]}"
-                raise UserError(what, where=blobs.name(int(good[other[0]])), fix=fix)
+                message = f"has {described[1]}, and the first file {described[0]}"
+                raise UserError(message, where=blobs.name(int(good[other[0]])), fix=fix)
             shape = (int(shapes[0, 0]), int(shapes[0, 1]))
         self.columns = {AUDIO: Column(np.dtype(np.float32), shape, not shape)}
         for name, array in self.numbers.items():
@@ -143,8 +143,8 @@ class Audio:
         header, samples = decode(data, name)
         # The header may be one that was kept before the file changed.
         if [header.rate, *samples.shape] != self.headers.table[number].tolist():
-            what = f"has {len(samples)} channels of {samples.shape[1]} samples, and its header had other numbers"
-            raise UserError(what, where=name, fix="restore or replace it")
+            message = f"has {len(samples)} channels of {samples.shape[1]} samples, and its header had other numbers"
+            raise UserError(message, where=name, fix="restore or replace it")
         # In double precision, then rounded once: the order of a sum does not matter.
         mixed: Array = samples.mean(axis=0, dtype=np.float64).astype(np.float32) if len(samples) > 1 else samples[0]
         return samples if self.columns[AUDIO].shape else mixed
@@ -179,9 +179,9 @@ class Audio:
         blobs, headers = SelectedBlobs(self.blobs, indices), self.headers.selected(indices)
         return Audio(self.path, blobs, headers, numbers, self.section, [len(indices)], self.classes, self.reading)
 
-    def with_classes(self, classes: tuple[str, ...], where: str) -> Audio:
+    def with_classes(self, classes: tuple[str, ...], location: str) -> Audio:
         """The set with its labels numbered as in another set. Raises UserError for a class that has no number there."""
-        labels = renumbered(self.path, self.classes, classes, self.numbers, where)
+        labels = renumbered(self.path, self.classes, classes, self.numbers, location)
         parts = self.path, self.blobs, self.headers
         return Audio(*parts, labels, self.section, self.shard_counts, classes or self.classes, self.reading)
 
@@ -189,9 +189,9 @@ class Audio:
 def _misfit(headers: Headers, number: int, section: AudioSection, blobs: Blobs) -> UserError:
     if number in headers.faults:
         return headers.faults[number]
-    what = f"has {headers.table[number, 0]} samples a second, not {section.rate}"
+    message = f"has {headers.table[number, 0]} samples a second, not {section.rate}"
     fix = f"convert it, as `ffmpeg -i FILE -ar {section.rate} FILE2` does"
-    return UserError(what, where=blobs.name(number), fix=fix)
+    return UserError(message, where=blobs.name(number), fix=fix)
 
 
 def _headers(blobs: Blobs, count: int) -> Headers:
@@ -200,9 +200,9 @@ def _headers(blobs: Blobs, count: int) -> Headers:
     record = folder / f"{blobs.identity}.npy" if folder is not None else None
     if record is not None:
         with contextlib.suppress(OSError, ValueError):
-            known = np.load(record, allow_pickle=False)
-            if known.shape == (count, 3) and known.dtype == np.int64:
-                return Headers(known, {})
+            cached_table = np.load(record, allow_pickle=False)
+            if cached_table.shape == (count, 3) and cached_table.dtype == np.int64:
+                return Headers(cached_table, {})
     headers, faults = np.zeros((count, 3), np.int64), {}
     for number in range(count):
         try:

@@ -111,18 +111,18 @@ def files_of_kind(places: Sequence[Path], kind: Kind) -> Files:
         raise UserError(f"is {kind.name} among folders", where=str(odd), fix=fix)
     real = {Path(os.path.realpath(folder)): folder for folder in folders}
     for inner, folder in real.items():
-        if outer := next((real[each] for each in inner.parents if each in real), None):
+        if outer := next((real[parent] for parent in inner.parents if parent in real), None):
             raise UserError(f"is in {outer}, which is named, too", where=str(folder), fix="name one of them")
     listings = [_listed(folder, kind) for folder in folders] or [_of_files(places)]
     for folder, listing in zip(folders, listings, strict=False):
         if bool(listing.labels) != bool(listings[0].labels):
-            reported = "has classes" if listing.labels else "has no classes"
-            raise UserError(f"{reported}, unlike {folders[0]}", where=str(folder), fix="give folders of one kind")
+            fault = "has classes" if listing.labels else "has no classes"
+            raise UserError(f"{fault}, unlike {folders[0]}", where=str(folder), fix="give folders of one kind")
     classes = sorted({name for listing in listings for name in listing.classes})
     number = {name: label for label, name in enumerate(classes)}
     labels = [number[listing.classes[label]] for listing in listings for label in listing.labels]
     counts = [listing.count for listing in listings]
-    blobs = listings[0].blobs if len(listings) == 1 else JoinedBlobs([each.blobs for each in listings], counts)
+    blobs = listings[0].blobs if len(listings) == 1 else JoinedBlobs([part.blobs for part in listings], counts)
     return Files(blobs, counts, tuple(classes), {LABEL: np.array(labels, np.int64)} if labels else {})
 
 
@@ -147,9 +147,9 @@ def _listed(root: Path, kind: Kind) -> _Listing:
     except OSError as error:
         raise UserError(error.strerror or str(error), where=error.filename or str(root)) from None
     except (UnicodeDecodeError, csv.Error) as error:
-        where = str(root / TABLE)
+        location = str(root / TABLE)
         raise UserError(
-            f"cannot be read as text in UTF-8 ({error})", where=where, fix="save it as CSV in UTF-8"
+            f"cannot be read as text in UTF-8 ({error})", where=location, fix="save it as CSV in UTF-8"
         ) from None
     return _Listing(FileBlobs(root, names, sizes), len(names), classes, labels)
 
@@ -192,25 +192,26 @@ def _unlabelled(root: Path, kind: Kind) -> tuple[list[str], list[int]]:
 
 def _from_table(root: Path, kind: Kind) -> tuple[list[str], list[str], list[int], list[int]]:
     table = root / TABLE
+    # Spreadsheets begin UTF-8 with a byte order mark.
     with open(table, newline="", encoding="utf-8-sig") as file:
         rows = csv.reader(file)
         if next(rows, None) != ["file", "label"]:
             raise UserError("does not begin with the line file,label", where=str(table), fix="add it")
         labels: dict[str, str] = {}
         for row in rows:
-            where = f"{table}:{rows.line_num}"
+            location = f"{table}:{rows.line_num}"
             if len(row) != 2 or not all(row):
-                raise UserError("is not a file and its label", where=where, fix="write file,label")
+                raise UserError("is not a file and its label", where=location, fix="write file,label")
             if row[0] in labels:
-                raise UserError(f"{row[0]} is named twice", where=where, fix="remove one of the lines")
+                raise UserError(f"{row[0]} is named twice", where=location, fix="remove one of the lines")
             labels[row[0]] = row[1]
     present = {entry.name for entry in _entries(root) if entry.is_file() and kind.has(entry.name)}
-    for lacking, what in (
+    for lacking, template in (
         (labels.keys() - present, "names {}, which does not exist"),
         (present - labels.keys(), "lacks {}"),
     ):
         if lacking:
-            raise UserError(what.format(min(lacking)), where=str(table), fix="correct the table or the folder")
+            raise UserError(template.format(min(lacking)), where=str(table), fix="correct the table or the folder")
     if not labels:
         raise UserError(f"names no {kind.name.partition(' ')[2]}", where=str(table))
     classes, names = sorted(set(labels.values())), sorted(labels)

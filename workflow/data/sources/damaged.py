@@ -71,12 +71,12 @@ def readable(samples: Set, allowed: float) -> Set:
     if not bad:
         return samples
     if len(bad) > allowed * len(samples):
-        listed = [UserError(what, where=where) for _, where, what in bad[:_LISTED]]
-        what = f"{len(bad)} of {len(samples)} files are bad, more than the {allowed:.2%} that bad_rows allows"
-        raise Faults([*listed, UserError(what, fix="replace or remove them, or raise bad_rows")])
+        listed = [UserError(reason, where=file) for _, file, reason in bad[:_LISTED]]
+        reason = f"{len(bad)} of {len(samples)} files are bad, more than the {allowed:.2%} that bad_rows allows"
+        raise Faults([*listed, UserError(reason, fix="replace or remove them, or raise bad_rows")])
     good = np.delete(np.arange(len(samples)), [number for number, _, _ in bad])
     rest = samples.selected(good)
-    rest.reading = Reading(len(bad), [f"{where}: {what}" for _, where, what in bad[:_NAMED]])
+    rest.reading = Reading(len(bad), [f"{file}: {reason}" for _, file, reason in bad[:_NAMED]])
     return rest  # type: ignore[return-value]
 
 
@@ -87,9 +87,11 @@ def _bad_ones(samples: Encoded) -> Bad:
     record = folder / f"{samples.digest}.json"
     with held(folder / f"{samples.digest}.lock"):
         with contextlib.suppress(OSError, ValueError, TypeError):
-            known = [(int(number), str(where), str(what)) for number, where, what in json.loads(record.read_bytes())]
+            bad_before = [
+                (int(number), str(file), str(fault)) for number, file, fault in json.loads(record.read_bytes())
+            ]
             # Names and sizes identify the set: a file may have been repaired.
-            return _checked(samples, [number for number, _, _ in known])
+            return _checked(samples, [number for number, _, _ in bad_before])
         bad = _checked(samples, range(len(samples)))
         with contextlib.suppress(OSError):  # without a record, each process decodes them
             write_atomically(record, json.dumps(bad).encode())
@@ -100,6 +102,7 @@ def _checked(samples: Encoded, numbers: Sequence[int]) -> Bad:
     bad: Bad = []
     began = noted = time.monotonic()
     # Decoders leave the interpreter's lock.
+    # macOS has no affinity of a process.
     with ThreadPoolExecutor(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None) as pool:
         for first in range(0, len(numbers), _AT_A_TIME):
             part = numbers[first : first + _AT_A_TIME]

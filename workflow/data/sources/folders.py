@@ -17,8 +17,8 @@ def _files_at(path: Path, *ends: str) -> list[Path]:
     return [file for file in _files(path) if file.name.lower().endswith(ends)] if path.is_dir() else [path]
 
 
-def holds(folder: Path, *ends: str, alone: bool = False) -> bool:
-    """Whether files with one of these ends are in a folder, and no Arrow file; with `alone`, no other file at all.
+def holds(folder: Path, *ends: str, exclusive: bool = False) -> bool:
+    """Whether files with one of these ends are in a folder, and no Arrow file; with `exclusive`, no other file at all.
 
     A folder of Arrow files is a set of that format, whatever else is in it. Raises UserError if it cannot be read.
     """
@@ -26,7 +26,7 @@ def holds(folder: Path, *ends: str, alone: bool = False) -> bool:
         return False
     names = [file.name.lower() for file in _files(folder)]
     fitting = [name for name in names if name.endswith(ends)]
-    return bool(fitting) and not any(name.endswith(".arrow") for name in names) and (not alone or fitting == names)
+    return bool(fitting) and not any(name.endswith(".arrow") for name in names) and (not exclusive or fitting == names)
 
 
 def _files(folder: Path) -> list[Path]:

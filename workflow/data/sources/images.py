@@ -157,9 +157,9 @@ class Images(FixedColumns):
         section = self.preparation.section
         return Images(self.path, blobs, numbers, section, [len(indices)], self.classes, self.reading)
 
-    def with_classes(self, classes: tuple[str, ...], where: str) -> Images:
+    def with_classes(self, classes: tuple[str, ...], location: str) -> Images:
         """The set with its labels numbered as in another set. Raises UserError for a class that has no number there."""
-        relabelled = renumbered(self.path, self.classes, classes, self.numbers, where)
+        relabelled = renumbered(self.path, self.classes, classes, self.numbers, location)
         if not self.classes or self.classes == classes:
             return self
         section = self.preparation.section
@@ -167,16 +167,16 @@ class Images(FixedColumns):
 
 
 def renumbered(
-    path: Path, own_classes: Sequence[str], classes: Sequence[str], numbers: Mapping[str, Array], where: str
+    path: Path, own_classes: Sequence[str], classes: Sequence[str], numbers: Mapping[str, Array], location: str
 ) -> dict[str, Array]:
     """The labels of a set with the classes `own_classes`, numbered as in another set with `classes`.
 
-    Raises UserError at `where` for a class that the other set lacks.
+    Raises UserError at `location` for a class that the other set lacks.
     """
     unknown = sorted(set(own_classes) - set(classes))
     if unknown:
         raise UserError(
-            f"{path} has the class {unknown[0]!r}, which the training set does not have", where=where,
+            f"{path} has the class {unknown[0]!r}, which the training set does not have", where=location,
             fix=f"remove it, or add it to the training set, whose classes are: {', '.join(classes)}",
         )  # fmt: skip
     if not own_classes:

@@ -33,6 +33,7 @@ LARGEST_DECODED = 1 << 30
 _LOCAL_HEADER = struct.Struct("<4s22xHH")
 """Of a member of a zip file: signature, then the lengths of its name and of its extra field."""
 _HEADERS = {
+    # numpy writes 3.0 only where names of fields are not Latin-1: arrays of plain numbers have 1.0 or 2.0.
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
@@ -74,15 +75,15 @@ def _in_sequence(places: Sequence[Path]) -> list[dict[str, Array]]:
     groups = [files_of([folder], ".npy") for folder in folders] or [list(places)]
     parts: list[dict[str, Array]] = []
     for number, group in enumerate(groups):
-        where = str(folders[number] if folders else group[0])
+        location = str(folders[number] if folders else group[0])
         stems = [file.stem for file in group]
         twice = next((file for file in group if stems.count(file.stem) > 1), None)
         if twice is not None:
             fix = "rename one, or put the files of each part into a folder of its own"
             raise UserError(f"is a second array {twice.stem!r}", where=str(twice), fix=fix)
-        parts.append(_checked({file.stem: _mapped(file) for file in group}, where))
+        parts.append(_checked({file.stem: _mapped(file) for file in group}, location))
         if _kinds(parts[-1]) != _kinds(parts[0]):
-            raise UserError(f"its arrays differ from those of {folders[0].name}", where=where)
+            raise UserError(f"its arrays differ from those of {folders[0].name}", where=location)
     return parts
 
 
@@ -90,24 +91,24 @@ def _kinds(part: dict[str, Array]) -> dict[str, object]:
     return {name: (array.dtype, array.shape[1:]) for name, array in part.items()}
 
 
-def _checked(part: dict[str, Array], where: str) -> dict[str, Array]:
+def _checked(part: dict[str, Array], location: str) -> dict[str, Array]:
     """The arrays as columns: of one length, of numbers in the machine's byte order, and booleans as uint8."""
     if not part:
-        raise UserError("contains no array", where=where, fix="save it again")
+        raise UserError("contains no array", where=location, fix="save it again")
     for name, array in part.items():
-        check_storable(name, array.dtype, array.shape, where)
+        check_storable(name, array.dtype, array.shape, location)
     if len({len(array) for array in part.values()}) > 1:
-        reported = ", ".join(f"{name} has {len(array)}" for name, array in part.items())
-        raise UserError(f"arrays differ in their number of samples: {reported}", where=where)
-    return {name: _native(array, name, where) for name, array in part.items()}
+        counts = ", ".join(f"{name} has {len(array)}" for name, array in part.items())
+        raise UserError(f"arrays differ in their number of samples: {counts}", where=location)
+    return {name: _native(array, name, location) for name, array in part.items()}
 
 
-def _native(array: Array, name: str, where: str) -> Array:
+def _native(array: Array, name: str, location: str) -> Array:
     if array.dtype.kind == "b":
         return array.view(np.uint8)
     if not array.dtype.isnative:
         raise UserError(
-            f"array {name!r} is {array.dtype.str}, of the other byte order", where=where,
+            f"array {name!r} is {array.dtype.str}, of the other byte order", where=location,
             fix=f"save it as {array.dtype.newbyteorder('=').name}",
         )  # fmt: skip
     return array
@@ -126,12 +127,15 @@ def _archive(file: Path) -> dict[str, Array]:
             name = member.filename.removesuffix(".npy")
             if name in part:
                 raise UserError(f"holds two arrays {name!r}", where=str(file), fix="save it again")
+            # Bit 0 marks an encrypted member, which may be stored as well.
             if member.compress_type == zipfile.ZIP_STORED and not member.flag_bits & 1:
+                # savez writes a ZIP64 field into the local header, and none into the archive's directory: the
+                # extra fields of the two differ in length.
                 stream.seek(member.header_offset)
-                signature, named, extra = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
+                signature, name_bytes, extra_bytes = _LOCAL_HEADER.unpack(stream.read(_LOCAL_HEADER.size))
                 if signature != b"PK\x03\x04":
                     raise ValueError("a member's header is damaged")
-                stream.seek(named + extra, os.SEEK_CUR)
+                stream.seek(name_bytes + extra_bytes, os.SEEK_CUR)
                 part[name] = _map_at(stream, file, name, stream.tell() + member.file_size)
                 continue
             decoded += member.file_size
@@ -155,9 +159,11 @@ def _map_at(stream: IO[bytes], file: Path, name: str, end: int) -> Array:
     check_storable(name, dtype, shape, str(file))
     if math.prod(shape) * dtype.itemsize > min(end, os.fstat(stream.fileno()).st_size) - stream.tell():
         raise UserError(f"array {name!r} is truncated", where=str(file), fix="save it again")
+    # mmap refuses a length of 0.
     if not math.prod(shape):
         return np.empty(shape, dtype)
     order: Literal["C", "F"] = "F" if by_columns else "C"
+    # As a plain array: a slice of a memmap takes ten times as long (numpy 2.4: 7 us).
     mapped: Array = np.memmap(file, dtype, "r", stream.tell(), shape, order).view(np.ndarray)
     return mapped
 

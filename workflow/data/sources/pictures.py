@@ -47,8 +47,8 @@ class Preparation:
         section = section or ImagesSection.model_construct()
         for key, values in (("mean", section.mean), ("std", section.std)):
             if values and len(values) != section.channels:
-                what = f"has {len(values)} numbers for {section.channels} channels"
-                raise UserError(what, where=f"images.{key}", fix="give one for each channel")
+                message = f"has {len(values)} numbers for {section.channels} channels"
+                raise UserError(message, where=f"images.{key}", fix="give one for each channel")
         for key, size in (("resize", section.resize), ("crop", section.crop)):
             if isinstance(size, list) and len(size) != 2:
                 raise UserError(f"has {len(size)} numbers", where=f"images.{key}", fix="give [height, width]")
@@ -84,6 +84,7 @@ class Preparation:
     def sample(self, data: bytes, name: str, choose: ChooseBox | None = None) -> Array:
         """The image in a file as float32; the part that `choose` selects, resized, in place of `resize` and `crop`."""
         image = _opened(data, name, self.section.channels)
+        # The array of an image with one channel has no axis for it.
         pixels = np.asarray(self._sized(image, name, choose)).reshape(*self.size, self.section.channels)
         table = self.table
         if self.section.layout == "hwc":
@@ -99,9 +100,10 @@ class Preparation:
         resize = self.section.resize
         if isinstance(resize, int):
             short, long = sorted(image.size)
+            # Cut off as by torchvision's Resize, and rounded below as by its CenterCrop.
             longer = int(resize * long / short)
-            wanted = (resize, longer) if image.width <= image.height else (longer, resize)
-            image = image if image.size == wanted else image.resize(wanted, Image.Resampling.BILINEAR)
+            target_size = (resize, longer) if image.width <= image.height else (longer, resize)
+            image = image if image.size == target_size else image.resize(target_size, Image.Resampling.BILINEAR)
         elif resize is not None and image.size != (resize[1], resize[0]):
             image = image.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
         if self.section.crop is not None and width <= image.width and height <= image.height:
@@ -134,11 +136,13 @@ def _opened(data: bytes, name: str, channels: int) -> Image.Image:
 
     try:
         with warnings.catch_warnings():
+            # From 89 million pixels on Pillow warns, and only from twice as many does it raise an error.
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image: Any = Image.open(io.BytesIO(data))
             # Telephones write MPO: the image, then views of it for other purposes.
             if image.format != "MPO" and (frames := getattr(image, "n_frames", 1)) > 1:
                 raise UserError(f"holds {frames} images", where=name, fix="save one of them in a separate file")
+            # `open` reads the header: a file that ends too early fails here.
             image.load()
             image = ImageOps.exif_transpose(image)
             if image.mode in _SIXTEEN_BITS:
@@ -147,6 +151,7 @@ def _opened(data: bytes, name: str, channels: int) -> Image.Image:
     except (
         OSError,
         ValueError,
+        # Pillow's error for a broken chunk of a PNG.
         SyntaxError,
         EOFError,
         Image.DecompressionBombError,
@@ -157,8 +162,9 @@ def _opened(data: bytes, name: str, channels: int) -> Image.Image:
         reason = "no known format" if unknown else str(error).partition("\n")[0].replace(repr(data), "")
         raise UserError(f"cannot be decoded ({reason})", where=name, fix="replace or remove it") from None
     if image.mode in ("I", "F"):
-        what = f"has pixels of type {image.mode}, whose range is unknown"
-        raise UserError(what, where=name, fix="save it with 8 or 16 bits a channel")
+        message = f"has pixels of type {image.mode}, whose range is unknown"
+        raise UserError(message, where=name, fix="save it with 8 or 16 bits a channel")
+    # Pillow warns if such a palette becomes RGB at once.
     if image.mode in ("P", "PA") and "transparency" in image.info:
         image = image.convert("RGBA")
     converted: Image.Image = image.convert("RGB" if channels == 3 else "L")

@@ -88,7 +88,9 @@ def _wave(file: BinaryIO, name: str, size: int) -> _Wave:
             content = file.read(count)
             described = struct.unpack("<HHIIHH", content[:16])
             if described[0] == _EXTENSIBLE:
+                # The code is at the beginning of the GUID in WAVE_FORMAT_EXTENSIBLE.
                 described = (*struct.unpack("<H", content[24:26]), *described[1:])
+            # Chunks are padded to even lengths, which their sizes do not count.
             file.seek(count % 2, os.SEEK_CUR)
         else:
             file.seek(count + count % 2, os.SEEK_CUR)
@@ -96,8 +98,8 @@ def _wave(file: BinaryIO, name: str, size: int) -> _Wave:
         raise struct.error
     code, channels, rate, _, _, bits = described
     if (code, bits) not in {(_PCM, 8), (_PCM, 16), (_PCM, 24), (_PCM, 32), (_FLOAT, 32), (_FLOAT, 64)}:
-        what = f"holds samples of {bits} bits in the WAV format {code}"
-        raise UserError(what, where=name, fix="save it as PCM of 8, 16, 24 or 32 bits, or as floats")
+        message = f"holds samples of {bits} bits in the WAV format {code}"
+        raise UserError(message, where=name, fix="save it as PCM of 8, 16, 24 or 32 bits, or as floats")
     start = file.tell()
     if start + count > size:
         raise UserError(f"is truncated: it has {size - start} of {count} bytes of sound", where=name, fix=_FIX)
@@ -110,15 +112,17 @@ def _pcm(data: bytes, header: _Wave) -> Array:
     if header.code == _FLOAT:
         flat = np.frombuffer(data, f"<f{header.bits // 8}", count, header.start).astype(np.float32)
     elif header.bits == 24:
+        # numpy has no integers of 24 bits: these are the upper ones of 32.
         parts = np.frombuffer(data, np.uint8, 3 * count, header.start).reshape(count, 3)
         wide = np.zeros((count, 4), np.uint8)
         wide[:, 1:] = parts
         flat = (wide.view("<i4")[:, 0] / 2**31).astype(np.float32)
     elif header.bits == 8:
+        # Only samples of 8 bits are unsigned.
         flat = (np.frombuffer(data, np.uint8, count, header.start).astype(np.float32) - 128) / np.float32(128)
     else:
-        whole = np.frombuffer(data, f"<i{header.bits // 8}", count, header.start)
-        flat = (whole / 2.0 ** (header.bits - 1)).astype(np.float32)
+        integers = np.frombuffer(data, f"<i{header.bits // 8}", count, header.start)
+        flat = (integers / 2.0 ** (header.bits - 1)).astype(np.float32)
     return np.ascontiguousarray(flat.reshape(header.length, header.channels).T)
 
 
@@ -138,6 +142,7 @@ def _header_by_soundfile(file: BinaryIO, name: str) -> Header:
             header = Header(sound.samplerate, sound.channels, sound.frames)
     except (soundfile.SoundFileError, RuntimeError) as error:
         raise UserError(f"cannot be decoded ({_reason(error)})", where=name, fix=_FIX) from None
+    # libsndfile counts 0 frames in an Ogg file that was cut off.
     if header.length <= 0:
         raise UserError("has no samples", where=name, fix=_FIX)
     return header

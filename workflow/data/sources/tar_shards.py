@@ -47,7 +47,7 @@ class Index:
         """The index as the bytes of a file."""
         buffer = io.BytesIO()
         keys = np.frombuffer(json.dumps(self.keys).encode(), np.uint8)
-        arrays: dict[str, Any] = {f"number {name}": one for name, one in self.numbers.items()}
+        arrays: dict[str, Any] = {f"number {name}": array for name, array in self.numbers.items()}
         np.savez(buffer, keys=keys, places=self.places, **arrays)
         data = buffer.getvalue()
         return xxhash.xxh3_128_digest(data) + data
@@ -79,6 +79,7 @@ class TarBlobs:
         self.identity = hashing.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
+        # A descriptor is a number of this process: a worker opens its own.
         return {**self.__dict__, "_open": {}}
 
     def __del__(self) -> None:
@@ -122,8 +123,10 @@ def open_shards(section: DataSet, places: Sequence[Path]) -> Images:
     kinds = {name: array.dtype for name, array in indices[0].numbers.items()}
     for file, index in zip(files, indices, strict=True):
         if {name: array.dtype for name, array in index.numbers.items()} != kinds:
-            what = f"its samples have {_listed(index.numbers)}, those of {files[0].name} {_listed(indices[0].numbers)}"
-            raise UserError(what, where=str(file), fix="give shards of one set")
+            message = (
+                f"its samples have {_listed(index.numbers)}, those of {files[0].name} {_listed(indices[0].numbers)}"
+            )
+            raise UserError(message, where=str(file), fix="give shards of one set")
     numbers = {name: np.concatenate([index.numbers[name] for index in indices]) for name in kinds}
     return Images(path, TarBlobs(files, indices), numbers, section.images, [len(index.keys) for index in indices])
 
@@ -172,13 +175,14 @@ def _read(file: Path, stream: io.BufferedReader) -> Index:
         places.append(members[images[0]])
         rows.append(_numbers(file, key, stream, members))
         if rows[-1].keys() != rows[0].keys():
-            what = f"sample {key!r} has {_listed(rows[-1])}, sample {keys[0]!r} {_listed(rows[0])}"
-            raise UserError(what, where=str(file), fix="give all samples the same fields")
+            message = f"sample {key!r} has {_listed(rows[-1])}, sample {keys[0]!r} {_listed(rows[0])}"
+            raise UserError(message, where=str(file), fix="give all samples the same fields")
     if not keys:
         raise UserError("holds no sample", where=str(file))
     numbers = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     numbers = {
-        name: one.astype(np.float32) if one.dtype.kind == "f" else one.astype(np.int64) for name, one in numbers.items()
+        name: array.astype(np.float32) if array.dtype.kind == "f" else array.astype(np.int64)
+        for name, array in numbers.items()
     }
     return Index(keys, np.array(places, np.int64), numbers)
 
@@ -186,7 +190,8 @@ def _read(file: Path, stream: io.BufferedReader) -> Index:
 def _samples(file: Path, stream: io.BufferedReader) -> Iterator[tuple[str, dict[str, tuple[int, int]]]]:
     """Key, and {end of the name: (offset, size)}, of each sample: of neighbours with one name up to its first dot."""
     present: dict[str, tuple[int, int]] = {}
-    current, seen = "", set()
+    current, earlier_keys = "", set()
+    # Not `r`, which also reads compressed files, and gives offsets in what they contain.
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep them all
@@ -200,9 +205,9 @@ def _samples(file: Path, stream: io.BufferedReader) -> Iterator[tuple[str, dict[
             if key != current:
                 if present:
                     yield current, present
-                if key in seen:
+                if key in earlier_keys:
                     raise UserError(f"sample {key!r} is not in one piece", where=str(file), fix="sort its members")
-                seen.add(key)
+                earlier_keys.add(key)
                 current, present = key, {}
             present[f".{end.lower()}"] = (member.offset_data, member.size)
         # tarfile takes a shard for whole that was cut between two members.

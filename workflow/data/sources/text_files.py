@@ -32,7 +32,7 @@ _WINDOWS = 256
 
 def matches(path: Path) -> bool:
     """Whether it is a text file, or a folder of them and nothing else: other sets have a README.txt."""
-    return path.suffix.lower() == ".txt" or holds(path, ".txt", alone=True)
+    return path.suffix.lower() == ".txt" or holds(path, ".txt", exclusive=True)
 
 
 def open_text(section: DataSet, places: Sequence[Path]) -> MappedArrays | Documents | Packed:
@@ -94,7 +94,7 @@ class Documents:
     def read_ragged(self, name: str, indices: Indices) -> list[Array]:
         """The tokens of documents, as views, or their masks."""
         documents = [self._ragged[number] for number in indices.tolist()]
-        return documents if name == TOKENS else [np.ones(len(one), np.uint8) for one in documents]
+        return documents if name == TOKENS else [np.ones(len(document), np.uint8) for document in documents]
 
     def lengths(self, name: str) -> Indices:
         """Tokens of each document."""
@@ -102,6 +102,7 @@ class Documents:
 
     def scan(self, name: str) -> Iterator[tuple[int, Ragged]]:
         """All documents."""
+        # Takes one byte, whatever the number of tokens.
         ones = np.broadcast_to(np.uint8(1), self._ragged.values.shape)
         yield 0, self._ragged if name == TOKENS else Ragged(ones, self._ragged.offsets)
 
@@ -121,13 +122,13 @@ class Packed(FixedColumns):
         self._parts, self._starts = pieces(ends, length)
         self.shard_counts = [len(self)]
         largest = max(1, int(tokens.max()))
-        whole = Column(np.dtype(np.int64), (length,))
+        window_column = Column(np.dtype(np.int64), (length,))
         self.columns = {
             TOKENS: Column(tokens.dtype, (length,)).with_range((0, largest)),
-            "labels": whole.with_range((IGNORED, largest)),
-            "position_ids": whole.with_range((0, length - 1)),
-            "document_ids": whole.with_range((0, length)),
-            MASK: whole.with_range((0, 1)),
+            "labels": window_column.with_range((IGNORED, largest)),
+            "position_ids": window_column.with_range((0, length - 1)),
+            "document_ids": window_column.with_range((0, length)),
+            MASK: window_column.with_range((0, 1)),
         }
 
     def __len__(self) -> int:
@@ -140,16 +141,16 @@ class Packed(FixedColumns):
         for window, number in zip(windows, indices.tolist(), strict=True):
             parts = self._parts[self._starts[number] : self._starts[number + 1]].tolist()
             for order, (place, first, count, end) in enumerate(parts, 1):
-                own = window[place : place + count]
+                target = window[place : place + count]
                 if name == TOKENS:
-                    own[:] = self._tokens[first : first + count]
+                    target[:] = self._tokens[first : first + count]
                 elif name == "labels":
                     following = self._tokens[first + 1 : min(first + count + 1, end)]
-                    own[: len(following)] = following
+                    target[: len(following)] = following
                 elif name == "position_ids":
-                    own[:] = np.arange(count)
+                    target[:] = np.arange(count)
                 else:
-                    own[:] = order if name == "document_ids" else 1
+                    target[:] = order if name == "document_ids" else 1
         return windows
 
     def scan(self, name: str) -> Iterator[tuple[int, Array]]:
@@ -196,8 +197,10 @@ def _documents(file: Path, documents: str) -> Iterator[str]:
         raise UserError(error.strerror or str(error), where=str(file)) from None
 
 
-def _decoded(data: bytes, where: str) -> str:
+def _decoded(data: bytes, location: str) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        raise UserError(f"is not UTF-8 ({error.reason})", where=where, fix="convert it, as `iconv -t utf-8`") from None
+        raise UserError(
+            f"is not UTF-8 ({error.reason})", where=location, fix="convert it, as `iconv -t utf-8`"
+        ) from None

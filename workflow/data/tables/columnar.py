@@ -31,8 +31,8 @@ class ColumnarTable:
         try:
             folder, record = entry(files, "decoded", lambda folder: decode(files, folder))
         except OSError as error:
-            where = str(error.filename or files[0])
-            raise UserError(f"cannot be read ({error.strerror or error})", where=where) from None
+            location = str(error.filename or files[0])
+            raise UserError(f"cannot be read ({error.strerror or error})", where=location) from None
         self.summaries = {name: Summary.from_json(values) for name, values in record["columns"].items()}
         self.file_rows: list[int] = record["file_rows"]
         self.bad, self.bad_rows = 0, list[str]()
@@ -78,6 +78,7 @@ class ColumnarTable:
 
 
 def _mapped(path: Path) -> list[pa.RecordBatch]:
+    # Buffers of the file keep it mapped after it is closed.
     with pa.memory_map(str(path)) as mapped:
         reader = pa.ipc.open_file(mapped)
         return [reader.get_batch(number) for number in range(reader.num_record_batches)]

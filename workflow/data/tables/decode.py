@@ -143,6 +143,7 @@ def _write(state: _State, waiting: Sequence[pa.RecordBatch], folder: Path) -> No
     path = part_of(folder, state.parts)
     with path.open("wb") as file:
         with pa.ipc.new_file(file, waiting[0].schema) as writer:
+            # More than one where a column has 2 GiB of text: its offsets have 32 bits.
             for batch in pa.Table.from_batches(waiting).combine_chunks().to_batches():
                 writer.write_batch(batch)
         file.flush()
@@ -167,8 +168,8 @@ def _canonical(batch: pa.RecordBatch, schema: pa.Schema, path: Path, first: int)
             columns.append(column.cast(target.type, safe=is_whole))
         except pa.ArrowInvalid as error:
             reason = str(error).partition("\n")[0]
-            where = f"{path}, rows {first} to {first + batch.num_rows - 1}"
-            raise UserError(f"column {target.name!r} cannot be read ({reason})", where=where) from None
+            location = f"{path}, rows {first} to {first + batch.num_rows - 1}"
+            raise UserError(f"column {target.name!r} cannot be read ({reason})", where=location) from None
     return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -185,6 +186,7 @@ def _batches(path: Path) -> Iterator[pa.RecordBatch]:
                 yield from file.iter_batches(batch_size=_ROWS)
         elif path.suffix.lower() in ARROW:
             with pa.memory_map(str(path)) as mapped:
+                # Feather is Arrow's file format, with this mark; the datasets of Hugging Face are in the stream format.
                 if mapped.read(6) == b"ARROW1":
                     reader = pa.ipc.open_file(mapped)
                     for number in range(reader.num_record_batches):

@@ -63,8 +63,10 @@ def convert_table(
     """
     table = open_table(DataSet(path=str(path)), {})
     if table.bad:
-        where, _, what = table.bad_rows[0].partition(": ")
-        raise UserError(what, where=where, fix=f"correct all {table.bad} bad rows, which `ortflow data verify` lists")
+        location, _, message = table.bad_rows[0].partition(": ")
+        raise UserError(
+            message, where=location, fix=f"correct all {table.bad} bad rows, which `ortflow data verify` lists"
+        )
     samples = TableSamples(path, table, fit({}, (), table.summaries))
     faults = {name: samples.fault_of(name) for name in table.summaries}
     names = [name for name, fault in faults.items() if fault is None]
@@ -72,11 +74,11 @@ def convert_table(
         raise UserError("has no column that can be converted", where=str(path))
     batches = (record_batch(chunk) for chunk in _chunks(samples, names))
     count = write_set(output, batches, shard_samples=shard_samples, replace=replace)
-    classes = {name: known for name, known in samples.classes.items() if name in names}
+    classes = {name: class_names for name, class_names in samples.classes.items() if name in names}
     if classes:
         write_atomically(classes_beside(output), (json.dumps(classes, indent=2, ensure_ascii=False) + "\n").encode())
-    left = {name: fault.what for name, fault in faults.items() if fault is not None}
-    return count, classes, left, (_speed(samples, names), _speed(Dataset.open(output), names))
+    reasons = {name: fault.what for name, fault in faults.items() if fault is not None}
+    return count, classes, reasons, (_speed(samples, names), _speed(Dataset.open(output), names))
 
 
 def classes_beside(output: Path) -> Path:

@@ -53,8 +53,8 @@ class Part:
             return np.dtype("u1")
         if self.classes is not None or self.unit is not None:
             return np.dtype("i8")
-        whole = self.plain and (self.fill is None or float(self.fill).is_integer())
-        return _DTYPES.get(kind, np.dtype("f8")) if whole else np.dtype("f8")
+        keeps_type = self.plain and (self.fill is None or float(self.fill).is_integer())
+        return _DTYPES.get(kind, np.dtype("f8")) if keeps_type else np.dtype("f8")
 
     def span(self, summary: Summary) -> tuple[float, float] | None:
         """The smallest and the largest of its numbers; None if a summary does not say."""
@@ -90,18 +90,18 @@ class Source:
         spans = [part.span(summaries[part.column]) for part in self.parts]
         ends = [end for span in spans if span for end in span]
         nan = any(end != end for end in ends)
-        known = None if None in spans else (float("nan"),) * 2 if nan else (min(ends), max(ends))
+        value_range = None if None in spans else (float("nan"),) * 2 if nan else (min(ends), max(ends))
         dtype = np.result_type(*(part.dtype(kind) for part, kind in zip(self.parts, kinds, strict=True)))
         shape = (sum(part.width for part in self.parts),) if self.stacked or self.parts[0].one_hot else ()
         quantity = all(part.classes is None or part.one_hot for part in self.parts)
-        return Column(dtype, shape, quantity=quantity).with_range(known)
+        return Column(dtype, shape, quantity=quantity).with_range(value_range)
 
     def array(self, table: pa.Table, dtype: np.dtype[Any], row_of: Callable[[int], str]) -> Array:
         """The samples of some rows; `row_of` names a row of them in errors."""
-        made = [_numbers(part, table.column(part.column), row_of) for part in self.parts]
+        arrays = [_numbers(part, table.column(part.column), row_of) for part in self.parts]
         if not self.stacked:
-            return made[0].astype(dtype, copy=False)
-        wide = [each.reshape(len(each), -1).astype(dtype, copy=False) for each in made]
+            return arrays[0].astype(dtype, copy=False)
+        wide = [array.reshape(len(array), -1).astype(dtype, copy=False) for array in arrays]
         return np.concatenate(wide, axis=1)
 
 
@@ -109,13 +109,14 @@ def _numbers(part: Part, column: pa.ChunkedArray, row_of: Callable[[int], str]) 
     if part.classes is not None:
         return _codes(part, column, row_of)
     if part.unit is not None:
+        # pyarrow 26 has no cast from dates to int64.
         ticks = column.cast(pa.timestamp("us")).cast(pa.int64())
         column = pc.divide(ticks, _TICKS[part.unit])
     if column.null_count:
         column = _filled(part, column, column.is_null(), row_of)
     if part.plain and not pa.types.is_floating(column.type):
-        whole: Array = column.cast(pa.uint8() if pa.types.is_boolean(column.type) else pa.int64()).to_numpy()
-        return whole
+        integers: Array = column.cast(pa.uint8() if pa.types.is_boolean(column.type) else pa.int64()).to_numpy()
+        return integers
     numbers: Array = column.cast(pa.float64(), safe=False).to_numpy()
     if part.mean is not None:
         numbers = numbers - part.mean
@@ -154,11 +155,11 @@ def _filled(
     return pc.fill_null(column, pa.scalar(part.fill).cast(column.type))
 
 
-def missing_value(name: str, where: str) -> UserError:
+def missing_value(name: str, location: str) -> UserError:
     """The error of a row without a value."""
     return UserError(
         f"has no value for {name!r}",
-        where=where,
+        where=location,
         fix="complete it, or state `missing` for the column in data.train.fields",
     )
 
@@ -167,7 +168,7 @@ def fit(
     columns: Mapping[str, str | Sequence[str]],
     fields: Sequence[Field],
     summaries: Mapping[str, Summary],
-    where: str = "data.train",
+    key_path: str = "data.train",
 ) -> dict[str, Source]:
     """How each column and each stacked input is made, by name; without columns that cannot become numbers.
 
@@ -179,7 +180,7 @@ def fit(
         What the run file states about columns.
     summaries
         The training set's columns.
-    where
+    key_path
         The key path of the set to read.
 
     Raises
@@ -198,24 +199,29 @@ def fit(
         part = _part(name, summary, *rules.get(name, (Field.model_construct(columns=[name]), "")))
         if part is not None:
             sources[name] = Source((part,))
-    for name, given in columns.items():
-        if not isinstance(given, str):
-            place = f"{where}.columns.{name}"
-            parts = [_stackable(each, sources, summaries[each], place) for each in _matching(given, names, place)]
+    for name, patterns in columns.items():
+        if not isinstance(patterns, str):
+            place = f"{key_path}.columns.{name}"
+            parts = [
+                _stackable(column_name, sources, summaries[column_name], place)
+                for column_name in _matching(patterns, names, place)
+            ]
             sources[name] = Source(tuple(parts), stacked=True)
     return sources
 
 
-def _matching(patterns: Sequence[str], names: Sequence[str], where: str) -> list[str]:
+def _matching(patterns: Sequence[str], names: Sequence[str], key_path: str) -> list[str]:
     """The columns that patterns name, each once: in the order of the patterns, and of the table."""
     result: list[str] = []
     for pattern in patterns:
         hits = [pattern] if pattern in names else [name for name in names if fnmatch.fnmatchcase(name, pattern)]
         if not hits:
-            raise UserError(f"the table has no column {pattern!r}", where=where, fix=f"choose of: {', '.join(names)}")
+            raise UserError(
+                f"the table has no column {pattern!r}", where=key_path, fix=f"choose of: {', '.join(names)}"
+            )
         result += [name for name in hits if name not in result]
     if not result:
-        raise UserError("names no column", where=where, fix="list some")
+        raise UserError("names no column", where=key_path, fix="list some")
     return result
 
 
@@ -270,7 +276,7 @@ def _classes(summary: Summary, rule: Field, fill: float | str | None) -> tuple[s
     return tuple(sorted(values))
 
 
-def _stackable(name: str, sources: Mapping[str, Source], summary: Summary, where: str) -> Part:
+def _stackable(name: str, sources: Mapping[str, Source], summary: Summary, key_path: str) -> Part:
     source = sources.get(name)
     if source is not None and summary.kind not in ("integers", "numbers"):
         part = source.parts[0]
@@ -278,10 +284,10 @@ def _stackable(name: str, sources: Mapping[str, Source], summary: Summary, where
             return part
         raise UserError(
             f"column {name!r} holds text, such as {next(iter(summary.classes or ['']))!r}",
-            where=where,
+            where=key_path,
             fix="give it an entry in data.train.fields with `one_hot: true`, or `type: number` to skip such rows",
         )
-    raise UserError(f"column {name!r} {unusable(summary)}", where=where, fix="leave it out")
+    raise UserError(f"column {name!r} {unusable(summary)}", where=key_path, fix="leave it out")
 
 
 def unusable(summary: Summary) -> str:

@@ -45,7 +45,7 @@ def files_of(path: Path) -> list[Path]:
     Raises UserError for a folder with several Hugging Face datasets, or one whose rows are chosen by an index.
     """
     if (path / _SPLITS).is_file():
-        names = ", ".join(each.name for each in sorted(path.iterdir()) if (each / _HUGGING_FACE).is_file())
+        names = ", ".join(entry.name for entry in sorted(path.iterdir()) if (entry / _HUGGING_FACE).is_file())
         raise UserError("holds several datasets", where=str(path), fix=f"add the name of one to the path: {names}")
     if (path / _HUGGING_FACE).is_file():
         return _of_hugging_face(path)
@@ -59,18 +59,18 @@ def files_of(path: Path) -> list[Path]:
 
 def _holds_tables(folder: Path) -> bool:
     """Whether a folder has nothing but tables: a table beside images describes them."""
-    visible = [each for each in folder.iterdir() if not each.name.startswith((".", "_"))]
-    return bool(visible) and all(each.is_file() and each.suffix.lower() in FORMATS for each in visible)
+    visible = [entry for entry in folder.iterdir() if not entry.name.startswith((".", "_"))]
+    return bool(visible) and all(entry.is_file() and entry.suffix.lower() in FORMATS for entry in visible)
 
 
 def _of_hugging_face(path: Path) -> list[Path]:
     try:
         state = json.loads(read_whole(path / _HUGGING_FACE))
         names = [entry["filename"] for entry in state["_data_files"]]
-        chosen = state.get("_indices_data_files")
+        index_files = state.get("_indices_data_files")
     except (OSError, ValueError, TypeError, KeyError):
         raise UserError("is not the state of a Hugging Face dataset", where=str(path / _HUGGING_FACE)) from None
-    if chosen:
+    if index_files:
         fix = "save it again behind `dataset.flatten_indices()`"
         raise UserError("is a selection of a dataset's rows", where=str(path), fix=fix)
     return [path / name for name in names]

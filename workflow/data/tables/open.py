@@ -72,20 +72,20 @@ def open_part_of_table(data: DataSection, seed: int, *, evaluating: bool) -> Sam
     if evaluating and evaluation is not None and evaluation.fraction is None:
         return open_other_table(evaluation, data, seed, "data.eval")
     table, mask, summaries = _training(data, seed)
-    section, where = (evaluation, "data.eval") if evaluating and evaluation is not None else (train, "data.train")
-    samples = _samples(section, table, fit(section.columns, train.fields, summaries, where), train.text)
+    section, key_path = (evaluation, "data.eval") if evaluating and evaluation is not None else (train, "data.train")
+    samples = _samples(section, table, fit(section.columns, train.fields, summaries, key_path), train.text)
     return samples if mask is None else selected(samples, np.flatnonzero(mask == evaluating))
 
 
-def open_other_table(section: DataSet, data: DataSection, seed: int, where: str) -> TableSamples:
+def open_other_table(section: DataSet, data: DataSection, seed: int, key_path: str) -> TableSamples:
     """Another table than the training set, read with the classes, means and deviations of the training rows, and with
     their tokenizer unless it states one.
 
     Raises UserError, naming the file and the lines, if rows are bad and the section does not skip so many.
     """
     _, _, summaries = _training(data, seed)
-    table = _checked(open_table(section, _types(data.train)), section, where)
-    sources = fit(section.columns, data.train.fields, summaries, where)
+    table = _checked(open_table(section, _types(data.train)), section, key_path)
+    sources = fit(section.columns, data.train.fields, summaries, key_path)
     return _samples(section, table, sources, section.text or data.train.text)
 
 
@@ -114,8 +114,8 @@ def _split(table: Table, section: HeldOut, seed: int) -> Mask:
         return held_out(len(table), section, seed)
     key, name = by
     if name not in table.summaries:
-        known = ", ".join(table.summaries)
-        raise UserError(f"the table has no column {name!r}", where=f"data.eval.{key}", fix=f"choose of: {known}")
+        names = ", ".join(table.summaries)
+        raise UserError(f"the table has no column {name!r}", where=f"data.eval.{key}", fix=f"choose of: {names}")
     column = pa.chunked_array([chunk for _, part in table.parts([name]) for chunk in part.column(name).chunks])
     if column.null_count:
         row = pc.index(column.is_null(), True).as_py()
@@ -133,33 +133,37 @@ def _of_rows(table: Table, train: DataSet, mask: Mask, options: Any) -> dict[str
         return table.summaries
 
     def build(folder: Path) -> dict[str, Any]:
-        found = {name: Summary(classes=None) for name in names}
+        summaries = {name: Summary(classes=None) for name in names}
         for first, part in table.parts(names):
-            chosen = part.filter(pa.array(mask[first : first + part.num_rows]))
-            for name, summary in found.items():
-                summary.add(chosen.column(name))
-        return {name: [summary.mean, summary.squares, summary.present] for name, summary in found.items()}
+            rows = part.filter(pa.array(mask[first : first + part.num_rows]))
+            for name, summary in summaries.items():
+                summary.add(rows.column(name))
+        return {name: [summary.mean, summary.squares, summary.present] for name, summary in summaries.items()}
 
     _, record = entry(table.files, ["rows", sorted(_types(train).items()), options], build)
     result = dict(table.summaries)
     for name, (mean, squares, present) in record.items():
-        whole = table.summaries[name]
+        table_summary = table.summaries[name]
         # A deviation is per value: scaled to the number of values of the whole table, it remains the same.
-        result[name] = replace(whole, mean=mean, squares=squares * whole.present / max(1, present))
+        result[name] = replace(table_summary, mean=mean, squares=squares * table_summary.present / max(1, present))
     return result
 
 
-def _checked(table: Table, section: DataSet, where: str) -> Table:
+def _checked(table: Table, section: DataSet, key_path: str) -> Table:
     total = len(table) + table.bad
     if table.bad and table.bad > section.bad_rows * total:
-        raise Faults(_bad(table.bad_rows, table.bad, total, section.bad_rows, where))
+        raise Faults(_bad(table.bad_rows, table.bad, total, section.bad_rows, key_path))
     if not len(table):
         raise UserError("holds no row", where=section.title, fix="give a table with rows")
     return table
 
 
-def _bad(named: Sequence[str], bad: int, total: int, allowed: float, where: str) -> list[UserError]:
-    listed = [UserError(what, where=place) for place, _, what in (line.partition(": ") for line in named[:_LISTED])]
-    limit = f", more than the {allowed:.2%} that {where}.bad_rows allows" if allowed else ""
-    fix = "correct them" + (f", or set {where}.bad_rows to the largest share to skip" if where != "--data" else "")
+def _bad(bad_rows: Sequence[str], bad: int, total: int, allowed: float, key_path: str) -> list[UserError]:
+    listed = [
+        UserError(fault, where=place) for place, _, fault in (line.partition(": ") for line in bad_rows[:_LISTED])
+    ]
+    limit = f", more than the {allowed:.2%} that {key_path}.bad_rows allows" if allowed else ""
+    fix = "correct them" + (
+        f", or set {key_path}.bad_rows to the largest share to skip" if key_path != "--data" else ""
+    )
     return [*listed, UserError(f"{bad} of {total} rows are bad{limit}", fix=fix)]

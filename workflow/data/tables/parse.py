@@ -73,6 +73,7 @@ def parse(
         faults[number] = f"has {fields}, and the header has {row.expected_columns}"
         return "skip"
 
+    # pyarrow refuses a record that is longer than a block.
     block = 1 << 20 if threads else max(len(data), 1) + 1
     # pyarrow divides text into blocks faster if it may assume that each line feed ends a record.
     lines = b'"' not in data or (records is not None and data.count(b"\n") <= records)
@@ -108,18 +109,23 @@ def _parse_json(data: bytes, kinds: Mapping[str, str], only: Sequence[str] | Non
 
 def json_faults(lines: Sequence[bytes], kinds: Mapping[str, str]) -> dict[int, str]:
     """What is wrong with lines of JSON, by number: no object, or a field of another kind than in `kinds` or before."""
-    known, faults = dict(kinds), {}
+    column_kinds, faults = dict(kinds), {}
     for number, line in enumerate(lines):
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
                 faults[number] = "is not an object"
                 continue
-            own = {name: wider(known.get(name, "missing"), _json_kind(value)) for name, value in record.items()}
-            other = next((name for name, kind in own.items() if _differs(known.get(name), kind, record[name])), None)
+            line_kinds = {
+                name: wider(column_kinds.get(name, "missing"), _json_kind(value)) for name, value in record.items()
+            }
+            other = next(
+                (name for name, kind in line_kinds.items() if _differs(column_kinds.get(name), kind, record[name])),
+                None,
+            )
             if other is not None:
-                raise ValueError(f"has {record[other]!r} as {other!r}, which is {known[other]} in other lines")
-            known |= own
+                raise ValueError(f"has {record[other]!r} as {other!r}, which is {column_kinds[other]} in other lines")
+            column_kinds |= line_kinds
         except (ValueError, RecursionError) as error:
             faults[number] = f"is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
     return faults

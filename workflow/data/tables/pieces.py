@@ -110,12 +110,14 @@ def _delimiter(head: bytes) -> str:
 
 def _check_names(names: tuple[str, ...], path: Path) -> None:
     twice = next((name for place, name in enumerate(names) if name in names[:place]), None)
-    where = f"{path}, line 1"
+    location = f"{path}, line 1"
     if twice is not None:
-        what = f"names the column {twice!r} twice" if twice else "has columns without a name"
-        raise UserError(what, where=where, fix="give each column its own name")
+        message = f"names the column {twice!r} twice" if twice else "has columns without a name"
+        raise UserError(message, where=location, fix="give each column its own name")
     if all(_is_number(name) for name in names):
-        raise UserError("is a row of numbers, not the names of the columns", where=where, fix="add a line with names")
+        raise UserError(
+            "is a row of numbers, not the names of the columns", where=location, fix="add a line with names"
+        )
 
 
 def _is_number(text: str) -> bool:
@@ -156,11 +158,11 @@ def _pieces(file: io.BufferedReader, path: Path, dialect: Dialect, mark: Mark, h
     offset, line, read, digest = mark.offset, mark.line, mark.read, mark.digest
     rest, last = file.read(read - offset), False
     while not last:
-        more = file.read(max(PIECE, len(rest)))
-        last, read = not more, read + len(more)
-        if hashing and more:
-            digest = _chained(digest, more)
-        data = rest + more
+        block = file.read(max(PIECE, len(rest)))
+        last, read = not block, read + len(block)
+        if hashing and block:
+            digest = _chained(digest, block)
+        data = rest + block
         try:
             ends = line_ends(data, dialect.delimiter, last)
         except UnclosedError as error:
@@ -173,12 +175,12 @@ def _pieces(file: io.BufferedReader, path: Path, dialect: Dialect, mark: Mark, h
             if len(data) > LONGEST_RECORD:
                 raise _unclosed(path, line)
             continue
-        whole = int(ends[-1])
+        size = int(ends[-1])
         starts = np.concatenate([[0], ends[:-1]])
-        given = ~blank(data, starts, ends, dialect.is_json)
-        after = Mark(offset + whole, read, line + data.count(b"\n", 0, whole), digest)
-        yield Piece(data[:whole], offset, line, starts[given], ends[given], after)
-        offset, line, rest = after.offset, after.line, data[whole:]
+        is_record = ~blank(data, starts, ends, dialect.is_json)
+        after = Mark(offset + size, read, line + data.count(b"\n", 0, size), digest)
+        yield Piece(data[:size], offset, line, starts[is_record], ends[is_record], after)
+        offset, line, rest = after.offset, after.line, data[size:]
 
 
 def _unclosed(path: Path, line: int) -> UserError:

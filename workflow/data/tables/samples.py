@@ -108,8 +108,8 @@ class TableSamples:
         source, summaries = self.sources.get(name), self.table.summaries
         if source is None and name in self._stacked:
             lacking = next(part.column for part in self._stacked[name].parts if part.column not in summaries)
-            what = f"has no column {lacking!r}, which is a part of input {name!r}"
-            return UserError(what, where=str(self.path), fix=f"add it: the columns are {', '.join(summaries)}")
+            message = f"has no column {lacking!r}, which is a part of input {name!r}"
+            return UserError(message, where=str(self.path), fix=f"add it: the columns are {', '.join(summaries)}")
         if source is None:
             return (
                 UserError(f"column {name!r} {unusable(summaries[name])}", where=str(self.path))
@@ -122,8 +122,8 @@ class TableSamples:
                 return fault
             if summary.missing and part.fill is None:
                 row = summary.first_missing or 0
-                more = f" ({summary.missing} rows have none)" if summary.missing > 1 else ""
-                return missing_value(part.column, self.table.name_of(row) + more)
+                suffix = f" ({summary.missing} rows have none)" if summary.missing > 1 else ""
+                return missing_value(part.column, self.table.name_of(row) + suffix)
             if part.classes is not None and summary.classes is not None:
                 unknown = summary.classes.keys() - set(part.classes)
                 if unknown:
@@ -142,13 +142,13 @@ class TableSamples:
             if (numeric and kind in ("text", "date", "time", "unsupported")) or (
                 part.unit is not None and kind not in ("date", "time")
             ):
-                what = f"column {part.column!r} holds {kind}, and other values in the training set"
+                message = f"column {part.column!r} holds {kind}, and other values in the training set"
                 first = self._first_word(part.column) if numeric and kind == "text" else None
                 if first is None:
-                    return UserError(what, where=str(self.path), fix="correct it")
+                    return UserError(message, where=str(self.path), fix="correct it")
                 row, word = first
-                what = f"has {word!r} as {part.column!r}, which holds numbers in the training set"
-                return UserError(what, where=self.table.name_of(row), fix="correct it")
+                message = f"has {word!r} as {part.column!r}, which holds numbers in the training set"
+                return UserError(message, where=self.table.name_of(row), fix="correct it")
         return None
 
     def _first_word(self, name: str) -> tuple[int, str] | None:
@@ -188,11 +188,11 @@ class TableSamples:
 
     def _rows(self, name: str, indices: Indices) -> pa.Table:
         """The rows of a batch, with all columns that batches need: they are read together for its inputs."""
-        needed = self._needed(name)
+        names = self._needed(name)
         last, table = self._last
-        if last is indices and table is not None and set(needed) <= set(table.column_names):
+        if last is indices and table is not None and set(names) <= set(table.column_names):
             return table
-        self._wanted = tuple(dict.fromkeys([*self._wanted, *needed]))
+        self._wanted = tuple(dict.fromkeys([*self._wanted, *names]))
         table = self.table.take(indices, self._wanted)
         self._last = (indices, table)
         return table
@@ -209,6 +209,7 @@ class TableSamples:
             raise missing_value(part.column, self.table.name_of(number(pc.index(column.is_null(), True).as_py())))
         array = column.combine_chunks()
         array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+        # Unlike `values`, which also has the elements before and behind a slice.
         values = array.flatten()
         if values.null_count:
             raise UserError(f"column {part.column!r} has missing values inside its lists", where=str(self.path))

@@ -109,10 +109,10 @@ def scan(
     # Values of JSON have types of their own: a field's other kind is a bad row.
     types = {name: kind for name in dialect.names if (kind := _stated(name, types)) is not None}
     for number, path in enumerate(files):
-        own, start = dialect_of(path, is_json)
-        if own != dialect:
+        file_dialect, start = dialect_of(path, is_json)
+        if file_dialect != dialect:
             raise UserError(
-                f"has the columns {', '.join(own.names)}, but {files[0].name} has {', '.join(dialect.names)}",
+                f"has the columns {', '.join(file_dialect.names)}, but {files[0].name} has {', '.join(dialect.names)}",
                 where=str(path),
                 fix="give files of one table",
             )
@@ -179,7 +179,7 @@ def _add(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> Pl
     for name, summary in result.columns.items():
         present = name in table.column_names
         column = table.column(name) if present else pa.chunked_array([pa.nulls(len(good))])
-        summary.add(column, written=not result.dialect.is_json)
+        summary.add(column, from_text=not result.dialect.is_json)
     result.rows += len(good)
     return good
 
@@ -192,8 +192,10 @@ def _table(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> 
             return table, faults
     except pa.ArrowInvalid as error:
         if not result.dialect.is_json:
-            where = f"{path}, lines {piece.line_of(0)} to {piece.line_of(len(piece.starts) - 1)}"
-            raise UserError(f"cannot be read ({_first_line(error)})", where=where, fix="correct these lines") from None
+            location = f"{path}, lines {piece.line_of(0)} to {piece.line_of(len(piece.starts) - 1)}"
+            raise UserError(
+                f"cannot be read ({_first_line(error)})", where=location, fix="correct these lines"
+            ) from None
     lines = [piece.data[start:end] for start, end in zip(piece.starts.tolist(), piece.ends.tolist(), strict=True)]
     faults = json_faults(lines, {name: summary.kind for name, summary in result.columns.items()})
     good = np.delete(np.arange(len(lines)), sorted(faults))
@@ -202,8 +204,8 @@ def _table(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> 
     try:
         return parse(piece.records(good), result.dialect, {})[0], faults
     except pa.ArrowInvalid as error:
-        where = f"{path}, lines {piece.line_of(0)} to {piece.line_of(len(lines) - 1)}"
-        raise UserError(f"cannot be read ({_first_line(error)})", where=where, fix="correct these lines") from None
+        location = f"{path}, lines {piece.line_of(0)} to {piece.line_of(len(lines) - 1)}"
+        raise UserError(f"cannot be read ({_first_line(error)})", where=location, fix="correct these lines") from None
 
 
 def _first_line(error: Exception) -> str:
@@ -247,6 +249,7 @@ def _as_stated(table: pa.Table, types: Mapping[str, str]) -> tuple[pa.Table, dic
 def _number(text: str) -> float | None:
     """A number as Arrow reads it."""
     try:
+        # Python's float also takes 1_000, and blanks around a number.
         number: float = pa.scalar(text).cast(pa.float64()).as_py()
     except pa.ArrowInvalid:
         return None
@@ -266,12 +269,12 @@ def _read_text_again(result: Scan, files: Sequence[Path], types: Mapping[str, st
     if not names:
         return
     again = {name: Summary("text") for name in names}
-    wanted = [*names, *(name for name, kind in types.items() if kind == "number" and name in result.columns)]
-    kinds = dict.fromkeys(wanted, "text")
-    for table in _tables(files, result.dialect, kinds, wanted):
-        kept, _ = _as_stated(table, types)
+    text_columns = [*names, *(name for name, kind in types.items() if kind == "number" and name in result.columns)]
+    kinds = dict.fromkeys(text_columns, "text")
+    for table in _tables(files, result.dialect, kinds, text_columns):
+        good_rows, _ = _as_stated(table, types)
         for name in names:
-            again[name].add(kept.column(name))
+            again[name].add(good_rows.column(name))
     result.columns |= again
 
 

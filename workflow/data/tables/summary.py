@@ -60,17 +60,17 @@ def kind_of(kind: pa.DataType) -> str:
     return "unsupported"
 
 
-def wider(one: str, other: str) -> str:
+def wider(kind: str, other: str) -> str:
     """The kind that holds the values of both: text if nothing narrower does."""
-    if one == other or other == "missing":
-        return one
-    if one == "missing":
+    if kind == other or other == "missing":
+        return kind
+    if kind == "missing":
         return other
-    pair: tuple[str, str] = (one, other) if (one, other) in _WIDER else (other, one)
+    pair: tuple[str, str] = (kind, other) if (kind, other) in _WIDER else (other, kind)
     if pair in _WIDER:
         return _WIDER[pair]
     lists = {"integers", "numbers", "unsupported"}
-    return "unsupported" if lists & {one, other} else "text"
+    return "unsupported" if lists & {kind, other} else "text"
 
 
 @dataclass
@@ -109,19 +109,20 @@ class Summary:
         """Standard deviation over all values (with N in the denominator)."""
         return math.sqrt(self.squares / self.present) if self.present else 0.0
 
-    def add(self, column: pa.ChunkedArray, written: bool = False) -> None:
+    def add(self, column: pa.ChunkedArray, from_text: bool = False) -> None:
         """Add the rows of a part of the table, in order.
 
-        With `written`, values were inferred from text, so that a missing value may be a text such as NA.
+        With `from_text`, values were inferred from text, so that a missing value may be a text such as NA.
         """
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
+        # pyarrow reads 12:30 in a CSV as a time of day.
         if pa.types.is_time(column.type):
-            column, self.reread = column.cast(pa.string()), self.reread or written
+            column, self.reread = column.cast(pa.string()), self.reread or from_text
         kind = kind_of(column.type)
         merged = wider(self.kind, kind)
         if merged == "text" and self.rows and len(column):
-            lossless = ("text",) if written else ("text", "missing")
+            lossless = ("text",) if from_text else ("text", "missing")
             self.reread = self.reread or self.kind not in lossless or kind not in lossless
         self.kind = merged
         counted = pc.value_counts(column) if kind == "text" and self.classes is not None else None
@@ -167,6 +168,7 @@ class Summary:
         mean = float(numbers.mean())
         if mean != mean:
             self.not_numbers += int(np.isnan(numbers).sum())
+        # Arrow leaves NaN out, unless there is nothing else.
         ends = pc.min_max(column)
         self._widen(ends["min"].as_py(), ends["max"].as_py())
         away = numbers - mean

@@ -26,17 +26,17 @@ class TextSamples(TableSamples):
 
     def __init__(self, path: Path, table: Table, sources: Mapping[str, Source], text: TextSection) -> None:
         super().__init__(path, table, sources)
-        own = [name for name in (TOKENS, MASK) if name in table.summaries]
-        if own:
+        clashes = [name for name in (TOKENS, MASK) if name in table.summaries]
+        if clashes:
             fix = "rename it in the file: columns of this name are made from the text"
-            raise UserError(f"has a column {own[0]!r}", where=str(path), fix=fix)
+            raise UserError(f"has a column {clashes[0]!r}", where=str(path), fix=fix)
         identity = _identity(table, text)
         self._key = key_of(text, identity)
         tokens, ends = tokens_of(text, identity, lambda: _documents(path, table, text), str(path))
         lengths = np.diff(ends, prepend=0)
         if not lengths.all():
-            where = table.name_of(int(np.argmin(lengths)))
-            raise UserError(f"has no token in {column_of(text)!r}", where=where, fix="remove the row")
+            location = table.name_of(int(np.argmin(lengths)))
+            raise UserError(f"has no token in {column_of(text)!r}", where=location, fix="remove the row")
         self._documents = Documents(path, tokens, ends)
         self.columns |= self._documents.columns
 
@@ -82,14 +82,14 @@ def _documents(path: Path, table: Table, text: TextSection) -> Iterator[str]:
         raise UserError(f"{path} is a table, whose rows are documents", where="text.documents", fix="remove it")
     summary = table.summaries.get(name)
     if summary is None:
-        known = ", ".join(table.summaries)
-        raise UserError(f"the table has no column {name!r}", where="text.column", fix=f"choose of: {known}")
+        names = ", ".join(table.summaries)
+        raise UserError(f"the table has no column {name!r}", where="text.column", fix=f"choose of: {names}")
     if summary.kind != "text":
         fix = f"name another column, or read it as text: fields: [{{columns: [{name}], type: text}}]"
         raise UserError(f"column {name!r} holds {summary.kind}, not text", where="text.column", fix=fix)
     for first, part in table.parts([name]):
         column = part.column(name)
         if column.null_count:
-            where = table.name_of(first + pc.index(column.is_null(), True).as_py())
-            raise UserError(f"has no value for {name!r}", where=where, fix="complete it, or remove the row")
+            location = table.name_of(first + pc.index(column.is_null(), True).as_py())
+            raise UserError(f"has no value for {name!r}", where=location, fix="complete it, or remove the row")
         yield from column.to_pylist()

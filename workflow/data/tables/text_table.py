@@ -41,8 +41,8 @@ class TextTable:
             self._stamps = [_stamp(descriptor) for descriptor in self._descriptors]
             check_unchanged(files, options, key)
         except OSError as error:
-            where = str(error.filename or files[0])
-            raise UserError(f"cannot be read ({error.strerror or error})", where=where) from None
+            location = str(error.filename or files[0])
+            raise UserError(f"cannot be read ({error.strerror or error})", where=location) from None
         self.dialect = Dialect(record["delimiter"], tuple(record["names"]))
         self.summaries = {name: Summary.from_json(values) for name, values in record["columns"].items()}
         self.file_rows: list[int] = record["file_rows"]
@@ -121,10 +121,10 @@ class TextTable:
     def _whole(self, number: int, first: int, last: int, part: bytes) -> bytes:
         """The rest of a read: one call returns at most 2 GiB."""
         while len(part) < last - first:
-            more = os.pread(self._descriptors[number], last - first - len(part), first + len(part))
-            if not more:
+            rest = os.pread(self._descriptors[number], last - first - len(part), first + len(part))
+            if not rest:
                 raise self._changed(number)
-            part += more
+            part += rest
         return part
 
     def _parsed(self, records: bytes, count: int, names: Sequence[str]) -> pa.Table:
@@ -152,6 +152,7 @@ def _stamp(descriptor: int) -> tuple[int, int]:
 
 
 def _numbers(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    # mmap refuses a length of 0.
     if path.stat().st_size == 0:
         return np.empty(0, dtype)
     return np.memmap(path, dtype, mode="r")
@@ -187,14 +188,14 @@ def _build(files: Sequence[Path], is_json: bool, types: Mapping[str, str], folde
             save(folder, result.to_json())
 
         note = partial(print, file=sys.stderr, flush=True)
-        found = scan(files, is_json, types, append, note, before=before, save=keep)
+        index = scan(files, is_json, types, append, note, before=before, save=keep)
     forget(folder)
     return {
-        "delimiter": found.dialect.delimiter,
-        "names": list(found.dialect.names),
-        "columns": {name: summary.to_json() for name, summary in found.columns.items()},
-        "file_rows": found.file_rows,
-        "bad": found.bad,
-        "named": found.named,
-        "digest": found.digest,
+        "delimiter": index.dialect.delimiter,
+        "names": list(index.dialect.names),
+        "columns": {name: summary.to_json() for name, summary in index.columns.items()},
+        "file_rows": index.file_rows,
+        "bad": index.bad,
+        "named": index.named,
+        "digest": index.digest,
     }
