@@ -82,7 +82,7 @@ def _recomputed(model: onnx.ModelProto, state: Halves) -> None:
 
 
 def _rounded(model: onnx.ModelProto, state: Halves) -> onnx.ModelProto:
-    return half(model, kind=HALVES[state.precision], parameters=state.trained, capable=HALF, alone=HALF_ONLY)
+    return half(model, kind=HALVES[state.precision], parameters=state.trained, capable=HALF, half_only=HALF_ONLY)
 
 
 def _products(model: onnx.ModelProto, state: Halves) -> onnx.ModelProto:

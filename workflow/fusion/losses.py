@@ -24,8 +24,8 @@ def join_losses(model: onnx.ModelProto) -> onnx.ModelProto:
         if gradient is None or gradient.op_type != "CrossEntropyGrad" or gradient.domain != CUDA_DOMAIN:
             continue
         its_labels, of_loss, its_scores, _ = gradient.input
-        same = (its_labels, its_scores, attributes_of(gradient)) == (labels, scores, attributes)
-        if same and id(loss) not in rewriter.needed_by([of_loss]):
+        operands_agree = (its_labels, its_scores, attributes_of(gradient)) == (labels, scores, attributes)
+        if operands_agree and id(loss) not in rewriter.needed_by([of_loss]):
             rewriter.drop(loss, gradient)
             outputs = [out, gradient.output[0]]
             rewriter.add("CrossEntropyWithGrad", [labels, of_loss, scores], outputs, **attributes)

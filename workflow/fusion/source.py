@@ -287,7 +287,7 @@ def _summing(
     references: str, parameters: str, arguments: str, body: Sequence[str], lanes: int, summed: int, functions: str
 ) -> str:
     """A warp takes N columns a thread, of every so many rows, and adds in fp32, in the order of the rows."""
-    more, names = ", unsigned long long width, float *part", "width, part"
+    extra, names = ", unsigned long long width, float *part", "width, part"
     loop = (
         "    const unsigned long long column = (blockIdx.x * 32ull + threadIdx.x % 32) * N;\n"
         f"    const unsigned long long warp = blockIdx.y * {SUMMING_WARPS}ull + threadIdx.x / 32;\n"
@@ -299,8 +299,8 @@ def _summing(
     )
     end = "    for (int k = 0; k < N; k++) part[warp * width + column + k] = total[k];\n"
     adding = [*body, f"for (int k = 0; k < N; k++) total[k] += y{summed}[k];"]
-    return _group(f"{references}{more}", loop, adding, functions, end) + "".join(
-        f'extern "C" __global__ void {name}({parameters}{more}) {{ group<{count}, {flat}>({arguments}, {names}); }}\n'
+    return _group(f"{references}{extra}", loop, adding, functions, end) + "".join(
+        f'extern "C" __global__ void {name}({parameters}{extra}) {{ group<{count}, {flat}>({arguments}, {names}); }}\n'
         for name, count, flat in zip(SUMMING, (1, lanes), ("false", "true"), strict=True)
     )
 
