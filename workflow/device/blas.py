@@ -31,9 +31,9 @@ class Blas:
 
     def add(self, target: int, source: int, count: int) -> None:
         """Queue target += source of so many fp32 elements."""
-        one, step = ctypes.c_float(1.0), ctypes.c_int64(1)
+        alpha, step = ctypes.c_float(1.0), ctypes.c_int64(1)
         self._call(
-            "cublasSaxpy_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(one),
+            "cublasSaxpy_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(alpha),
             ctypes.c_void_p(source), step, ctypes.c_void_p(target), step,
         )  # fmt: skip
 

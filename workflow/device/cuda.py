@@ -265,16 +265,16 @@ class CudaDevice:
 
         Looked at here, and whenever memory moves: between two such moments it only grows.
         """
-        free, _ = self.here().room()
-        self._least_free = min(self._least_free, free)
+        free_bytes, _ = self.here().room()
+        self._least_free = min(self._least_free, free_bytes)
         return self.gpu.free - self._least_free
 
     def memory_moves(self) -> None:
         """See the protocol."""
         with contextlib.suppress(CudaError):
             self.peak()
-        for each in self.captured:
-            each.forget()
+        for work in self.captured:
+            work.forget()
 
     @property
     def arenas(self) -> str:
@@ -293,11 +293,11 @@ class CudaDevice:
                 f"this rank began ({message})"
             )
         name, size = fullest(self.account(), total)
-        where, fix = HELP[name]
+        key, fix = HELP[name]
         return UserError(
             f"the memory of {self.gpu.name}, {_gib(total)} GiB, is full, mostly of {name}, {_gib(size)} GiB "
             f"({message})",
-            where=where,
+            where=key,
             fix=fix,
         )
 

@@ -80,7 +80,7 @@ class Prefetch:
     def _next(self) -> _Slot:
         """The slot to fill: the one used longest ago among those that do not wait, or of all if all wait."""
         with self._lock:
-            slot = min(self._slots, key=lambda each: (each.waiting, each.turn))
+            slot = min(self._slots, key=lambda candidate: (candidate.waiting, candidate.turn))
             self._turns += 1
             slot.array, slot.waiting, slot.turn = None, True, self._turns
             return slot
