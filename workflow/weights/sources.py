@@ -63,9 +63,9 @@ def open_weights(path: Path, step: int | None = None) -> Weights:
 
 
 def _open(path: Path, step: int | None) -> Weights:
-    if (found := store_at(path)) is not None:
-        store, named = found
-        return _of_checkpoint(store, named if step is None else step)
+    if (location := store_at(path)) is not None:
+        store, path_step = location
+        return _of_checkpoint(store, path_step if step is None else step)
     if step is not None:
         raise UserError(f"{path} has no checkpoints", where=STEP, fix="remove the step")
     if path.is_dir():
@@ -119,8 +119,8 @@ def _of_model(path: Path) -> Mapping[str, Stored]:
         bits = array.view(np.uint16) if dtype == "BF16" else array
         return None if dtype is None else Stored(dtype, tuple(array.shape), lambda: bits)
 
-    made = {tensor.name: stored(tensor) for tensor in model.graph.initializer}
-    return {name: each for name, each in made.items() if each is not None}
+    stored_tensors = {tensor.name: stored(tensor) for tensor in model.graph.initializer}
+    return {name: entry for name, entry in stored_tensors.items() if entry is not None}
 
 
 def _of_checkpoint(store: DirectoryStore, step: int | None) -> Weights:
