@@ -72,8 +72,8 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            what = f"{command[0]} cannot be started: {error.strerror}"
-            raise UserError(what, where="program", fix="correct the path, or make the file executable") from error
+            sentence = f"{command[0]} cannot be started: {error.strerror}"
+            raise UserError(sentence, where="program", fix="correct the path, or make the file executable") from error
         except ValueError as error:
             raise UserError(f"{command[0]} cannot be started: {error}", where="program") from error
         self.pid = self._process.pid
@@ -116,33 +116,33 @@ class Child:
     def end_leftovers(self) -> int:
         """After its end: kill what it has left behind; returns the number of such processes."""
         end = time.monotonic() + HELPERS
-        while (left := self._left()) and time.monotonic() < end:
+        while (leftovers := self._leftovers()) and time.monotonic() < end:
             time.sleep(0.02)
         self._kill_all()
-        return len(left)
+        return len(leftovers)
 
-    def _left(self) -> list[psutil.Process]:
+    def _leftovers(self) -> list[psutil.Process]:
         """Living processes that the program has started, if it has ended."""
-        found = []
+        processes = []
         for process in _descendants({self._guard.pid, *own_processes}):
             with contextlib.suppress(psutil.Error):
                 if process.pid != self.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
                 elif process.pid != self.pid:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(process.pid, os.WNOHANG)
-        return found
+        return processes
 
     def _kill_all(self) -> None:
         # A process may start another while the others are killed.
         for _ in range(100):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-            left = self._left()
+            leftovers = self._leftovers()
             running = self._process.poll() is None
-            if not left and not running:
+            if not leftovers and not running:
                 return
-            for process in left:
+            for process in leftovers:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             time.sleep(0.01)
@@ -150,14 +150,14 @@ class Child:
 
 def _descendants(spared: set[int]) -> list[psutil.Process]:
     """All processes below this one, without `spared` and those below them."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process().children():
             if child.pid not in spared:
-                found.append(child)
+                processes.append(child)
                 with contextlib.suppress(psutil.Error):
-                    found += child.children(recursive=True)
-    return found
+                    processes += child.children(recursive=True)
+    return processes
 
 
 def _guard(group: int, mark: str) -> subprocess.Popen[bytes]:

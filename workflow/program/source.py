@@ -30,10 +30,10 @@ def check_source(program: ProgramSection, python: str = sys.executable) -> None:
     path = Path(program.script)
     if not path.is_file():
         raise UserError(f"there is no file {path}", where=WHERE, fix="correct the path")
-    found = _here(path) if python == sys.executable else _there(path, python)
-    if found is not None:
-        line, what = found
-        raise UserError(f"{path}:{line}: {what}", where=WHERE, fix="correct the program")
+    fault = _here(path) if python == sys.executable else _there(path, python)
+    if fault is not None:
+        line, reason = fault
+        raise UserError(f"{path}:{line}: {reason}", where=WHERE, fix="correct the program")
 
 
 def _here(path: Path) -> tuple[int, str] | None:
@@ -50,5 +50,5 @@ def _here(path: Path) -> tuple[int, str] | None:
 
 def _there(path: Path, python: str) -> tuple[int, str] | None:
     done = subprocess.run([python, "-c", _CHECK, str(path)], capture_output=True, text=True, timeout=60, cwd="/")
-    line, _, what = done.stdout.strip().partition(" ")
-    return (int(line), f"syntax error: {what}") if line.isdigit() else None
+    line, _, message = done.stdout.strip().partition(" ")
+    return (int(line), f"syntax error: {message}") if line.isdigit() else None

@@ -69,7 +69,7 @@ def start_variables(place: Place, world: World, attempt: int, restarts: int, nam
     """
     nodes = world.nodes
     node = nodes.index(world.hosts[place.rank])
-    found: dict[str, int | str] = {
+    variables: dict[str, int | str] = {
         "RANK": place.rank,
         "WORLD_SIZE": world.size,
         "LOCAL_RANK": place.local_rank,
@@ -97,8 +97,8 @@ def start_variables(place: Place, world: World, attempt: int, restarts: int, nam
         "JAX_PROCESS_ID": place.rank,
     }
     if world.size > 1:
-        found["TF_CONFIG"] = tf_config(world, place.rank)
-    return {key: str(value) for key, value in found.items()}
+        variables["TF_CONFIG"] = tf_config(world, place.rank)
+    return {key: str(value) for key, value in variables.items()}
 
 
 def tf_config(world: World, rank: int) -> str:
@@ -132,14 +132,18 @@ PLACES: Sequence[str] = (
 
 
 def environment_of(
-    outer: Mapping[str, str], cores: int, variables: Mapping[str, str], own: Mapping[str, str], given: Mapping[str, str]
+    outer: Mapping[str, str],
+    cores: int,
+    variables: Mapping[str, str],
+    run_variables: Mapping[str, str],
+    overrides: Mapping[str, str],
 ) -> dict[str, str]:
     """The complete environment of the program.
 
     Start variables replace those of the surrounding environment, such as another job's; the run file's replace all.
     """
-    kept = {name: value for name, value in outer.items() if name not in DROPPED}
-    return {**default_variables(cores), **kept, **variables, **own, **given}
+    inherited = {name: value for name, value in outer.items() if name not in DROPPED}
+    return {**default_variables(cores), **inherited, **variables, **run_variables, **overrides}
 
 
 DROPPED: Sequence[str] = ("ORTFLOW_DIE_WITH_PARENT", "ORTFLOW_OWNER", "ORTFLOW_LAUNCHER")
