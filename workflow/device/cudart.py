@@ -127,6 +127,7 @@ class Runtime:
     def stream(self) -> int:
         """A new stream of this thread's device, which waits for no other."""
         stream = ctypes.c_void_p()
+        # A stream without this flag waits for the default stream, on which libraries may queue work of their own.
         self.call("cudaStreamCreateWithFlags", ctypes.byref(stream), _NON_BLOCKING)
         return int(stream.value or 0)
 
@@ -218,6 +219,7 @@ class Runtime:
     def event(self) -> int:
         """A new mark for streams; one that was never recorded counts as passed."""
         event = ctypes.c_void_p()
+        # Streams wait for an event without times at the least cost (CUDA Runtime API, cudaEventCreateWithFlags).
         self.call("cudaEventCreateWithFlags", ctypes.byref(event), _WITHOUT_TIMES)
         return int(event.value or 0)
 
@@ -260,6 +262,7 @@ class Runtime:
     def instantiate(self, graph: int) -> int:
         """The cudaGraphExec_t of a graph, ready to be launched."""
         executable = ctypes.c_void_p()
+        # The signature since CUDA 12; in CUDA 11 a node and a text for its error stood in place of the flags.
         self.call("cudaGraphInstantiate", ctypes.byref(executable), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
         return int(executable.value or 0)
 

@@ -84,6 +84,7 @@ class Nvml:
         handle = self._handle(uuid)
         if handle is None:
             return None
+        # Newer drivers call it nvmlDeviceGetCurrentClocksEventReasons, and keep this name.
         return self._number("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong, handle)
 
     @contextlib.contextmanager

@@ -15,6 +15,8 @@ def seconds_of(runtime: Runtime, stream: int, queue: Callable[[], None], rounds:
 
     Waits for the stream. What cannot be captured is timed as it is queued. Raises what `queue` and CUDA do then.
     """
+    # Measured from the host, which takes longer to start small kernels than they run, chance decided which of cuDNN's
+    # algorithms was the fastest: 0.5 ms of a step of ResNet-50 (docs/benchmarks.md).
     graph = executable = 0
     try:
         graph = captured(runtime, stream, lambda: _repeat(queue, rounds))

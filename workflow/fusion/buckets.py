@@ -26,6 +26,8 @@ ROWS = "TableRows"
 """The operator of `table_rows`, whose nodes are brought into the order of all ranks with the others."""
 LEAST = 6_000_000
 """Elements of a bucket: 24 MB of fp32, from which an all-reduce over NVLink comes near its full rate."""
+# With one size for all, GPUs waited 0.27 to 0.42 ms a step for the last bucket and the rows (two H100s,
+# docs/benchmarks.md).
 LEAST_LAST = LEAST // 4
 """The same of the last bucket, beside whose sum nothing is left to compute."""
 MOST_INPUTS = 60
@@ -97,6 +99,8 @@ def with_buckets(model: onnx.ModelProto, buckets: Sequence[Bucket]) -> tuple[onn
     ]
     behind: dict[int, list[onnx.NodeProto]] = {}
     token: list[str] = []
+    # NCCL matches the calls of the ranks by their order: in another one, the exchange of a table's rows on one rank
+    # would meet the sum of a bucket on another.
     for place, number in sorted(ends):
         if number < 0:
             graph.node[place].input.extend(token)

@@ -253,6 +253,7 @@ class _Pass:
 
 def is_large(dims: Dims | None) -> bool:
     """Whether a value of these dims is stored as half."""
+    # One number a row is mostly a statistic, a mean or a loss; these stay in fp32 whatever their size.
     if dims is None or len(dims) < 2 or dims[-1] == 1:
         return dims is None
     return prod(size if isinstance(size, int) else LARGE for size in dims) >= LARGE

@@ -25,6 +25,7 @@ def join_losses(model: onnx.ModelProto) -> onnx.ModelProto:
             continue
         its_labels, of_loss, its_scores, _ = gradient.input
         operands_agree = (its_labels, its_scores, attributes_of(gradient)) == (labels, scores, attributes)
+        # If the loss's gradient is computed from the loss, the one node would wait for itself.
         if operands_agree and id(loss) not in rewriter.needed_by([of_loss]):
             rewriter.drop(loss, gradient)
             outputs = [out, gradient.output[0]]

@@ -39,6 +39,8 @@ def pack(model: onnx.ModelProto) -> onnx.ModelProto:
     if not packings:
         return copy
     edit = Editor(graph)
+    # ONNX Runtime's Split, and the Concat of the gradients, copied every token's queries, keys and values twice a
+    # layer: 0.77 ms of a step of 20 ms of GPT-2 124M on an H200.
     for packing in packings:
         _put(edit, packing)
     copied = {name for packing in packings for name in packing.joined_gradients}

@@ -83,6 +83,7 @@ def _chains(model: onnx.ModelProto) -> Iterator[_Chain]:
                 for name in read
                 if name not in makers and name in descriptions
             )
+            # As much to read as the value itself, a tensor less to write, and a rounding less.
             if small and len(sources) == 1 and (sources[0].domain, sources[0].op_type) in PRODUCTS:
                 yield _Chain(value, chain, [nodes[place] for place in outside])
 

@@ -131,6 +131,7 @@ def _name_gradient(graph: onnx.GraphProto, gradient: str, addend: str, kind: int
         nodes.append(node)
         if not addend or addend not in node.output:
             continue
+        # With a bias or a residual a Product writes halves: cuBLASLt takes both in the type of the result.
         if kind in HALVES and not (node.op_type == _PRODUCT and len(node.input) == 2):
             nodes.append(helper.make_node("Cast", [addend], [gradient], to=int(TensorProto.FLOAT)))
         else:

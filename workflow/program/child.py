@@ -59,6 +59,7 @@ class Child:
     def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         adopt_orphans()
         mark = f"{MARK}={secrets.token_hex(16)}"
+        # MPICH's mpirun, and srun with pmi2, name a rank's connection to them by its number; Popen would close it.
         passed = [int(environment["PMI_FD"])] if environment.get("PMI_FD", "").isdigit() else []
         try:
             self._process = subprocess.Popen(
@@ -91,6 +92,8 @@ class Child:
             return
         while True:
             try:
+                # WNOWAIT only looks: if the program itself were collected here, subprocess.Popen would report exit code
+                # 0.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -190,6 +193,7 @@ def _before_exec() -> Callable[[], None]:
     def before_exec() -> None:
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # The parent may have died before the call above, which then has no death to report.
             if os.getppid() != parent:
                 os._exit(1)
 

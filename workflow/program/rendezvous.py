@@ -201,6 +201,7 @@ def _world(
 ) -> World:
     ranks = range(place.world_size)
     remote = [joined[rank]["reached"] for rank in ranks[1:] if joined[rank]["host"] != place.host]
+    # The address by which a rank of another machine has reached this one: not all that it has need be routed.
     local_address = "127.0.0.1" if one_machine or not remote else str(remote[0])
     hosts, addresses, ports = [place.host], [local_address], free_ports(1)
     grants = [grant_of_this_process(place.host)]

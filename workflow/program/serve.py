@@ -40,6 +40,7 @@ class Client:
 
     def flush(self) -> None:
         """Send what waits; an error is found by `read`."""
+        # BlockingIOError is one, too: the program does not read, and the rest is sent at the next call.
         with contextlib.suppress(OSError):
             while self._unsent:
                 self._unsent = self._unsent[self.stream.send(self._unsent) :]

@@ -82,6 +82,7 @@ def start_variables(place: Place, world: World, attempt: int, restarts: int, nam
         "ROLE_NAME": "default",
         "MASTER_ADDR": world.address,
         "MASTER_PORT": world.main_port,
+        # torch.distributed.is_torchelastic_launched() asks for this one.
         "TORCHELASTIC_RUN_ID": name,
         "TORCHELASTIC_RESTART_COUNT": attempt,
         "TORCHELASTIC_MAX_RESTARTS": restarts,
@@ -112,6 +113,7 @@ def default_variables(cores: int) -> dict[str, str]:
     return {
         # A traceback of every thread when a signal such as SIGSEGV ends Python.
         "PYTHONFAULTHANDLER": "1",
+        # The growth of the log is a sign that the program moves: lines must reach it when they are printed.
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(cores),
     }

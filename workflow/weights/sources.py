@@ -83,6 +83,8 @@ def _tensors(path: Path) -> Mapping[str, Stored]:
         return _of_model(path)
     with path.open("rb") as file:
         head = file.read(9)
+    # safetensors begins with the length of its header in 8 bytes and the header's brace, torch.save's zip archive with
+    # PK.
     if path.suffix == ".safetensors" or (head[8:9] == b"{" and head[:2] != b"PK"):
         return read_file(path).tensors
     return read_pickled(path)

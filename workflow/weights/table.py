@@ -94,6 +94,7 @@ def as_dtype(array: Array, dtype: str) -> Array:
     """Elements of single precision, or integers, as safetensors' element type `dtype` stores them."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        # To the nearest, and to an even last bit between two, as PyTorch rounds.
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     if np.issubdtype(array.dtype, np.floating) and dtype[0] in "IU":
         array = np.rint(array)

@@ -31,6 +31,7 @@ OPTIMIZED_TOLERANCE = 1e-4
 """Relative difference that another order of additions may make."""
 ROUNDS = 5
 """Times that the samples are run for the latency; the median counts."""
+# protobuf reads and writes at most 2 GiB.
 LARGEST = 1_500_000_000
 """Bytes of a model file; larger ones have their weights beside them."""
 

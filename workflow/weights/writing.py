@@ -74,6 +74,7 @@ def write_state_dict(path: Path, entries: Sequence[Entry], tensors: Mapping[str,
         if entry.tensor in torch_tensors:
             state[entry.name] = torch_tensors[str(entry.tensor)]
             continue
+        # A copy: torch.from_numpy warns of an array that cannot be written to, as those of a mapped file cannot.
         array = np.array(value_of(entry, tensors))
         tensor = torch.from_numpy(array)
         tensor = tensor.view(torch.bfloat16) if entry.dtype == "BF16" else tensor.to(kinds[entry.dtype])
