@@ -34,6 +34,7 @@ def _over_root(b: Backward, gradient: str, value: str) -> str:
 
 
 def _hyperbolic_root(b: Backward, x: str) -> str:
+    # x squared minus 1 would lose its digits near 1.
     return b("Mul", b("Sub", x, b.number(1)), b("Add", x, b.number(1)))
 
 

@@ -134,6 +134,8 @@ def spread(w: Replacement, gradient: str, weight: str, windows: Windows, x: str,
             missing.append(0 if exact else stride - 1)
             cut = cut or not exact
         else:
+            # Elements behind the last window belong to none, and have no gradient: `output_padding` adds zeros for
+            # them.
             lacking = size + windows.begins[axis] - stride * (count - 1) - windows.reaches[axis]
             ends.append(max(0, -lacking))
             missing.append(max(0, lacking))
