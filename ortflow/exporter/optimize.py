@@ -31,6 +31,7 @@ def optimize(program: Any, protected: Collection[str]) -> None:
         warnings.simplefilter("ignore")  # from folding infinite constants
         model = program.model
         values = {}
+        # Equal ones become one: all LayerNorm weights of a fresh model, which are ones, would be trained as one tensor.
         for name in [name for name in model.graph.initializers if name in protected]:
             value = model.graph.initializers.pop(name)
             values[name], value.const_value = value.const_value, None

@@ -214,6 +214,7 @@ def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
     exponent = w("Floor", w("Mul", w("Log", largest), w.constant(1 / math.log(2))))
     two, bits = w.constant(2.0), w.constant(float(BITS))
     scale, back = w("Pow", two, w("Sub", bits, exponent)), w("Pow", two, w("Sub", exponent, bits))
+    # 0 times a NaN or an infinity is NaN, which the integers cannot hold.
     nothing = w("ReduceSum", w("Mul", updates, w.constant(0.0)), keepdims=0)
     integers = w("Cast", w("Mul", updates, scale), to=TensorProto.INT64)
     empty = w("ConstantOfShape", w("Shape", data), value=onnx.numpy_helper.from_array(np.zeros(1, np.int64)))
