@@ -229,6 +229,7 @@ def _active_dropout(x: Any, p: float, train: bool) -> Any:
     if not train or p == 0:
         return x
     if p == 1:
+        # The formula below would divide by 0.
         return x * 0.0
     return x * torch.bernoulli(torch.full_like(x, 1 - p)) / (1 - p)
 

@@ -40,6 +40,7 @@ class Scores:
         write, (table, places), output = self._write, node.input[:2], node.output[0]
         places = write.cast(places, onnx.TensorProto.INT64)
         zero = write.constant(0, "int64")
+        # Gather counts negative indices from the end (opset 11), here from that of the whole table.
         behind = write("Add", places, write.constant(cut.length, "int64"))
         places = write("Where", write("Less", places, zero), behind, places)
         safe, in_share = self._own(places, cut)

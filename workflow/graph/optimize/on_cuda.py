@@ -129,6 +129,7 @@ def normalize_batch(w: Replacement) -> None:
     rank, momentum = w.rank(0), w.attribute("momentum", 0.9)
     axes, along = w.ints(0, *range(2, rank)), w.ints(1, -1, *[1] * (rank - 2))
     average = w("ReduceMean", x, axes, keepdims=1)
+    # Two passes: mean(x^2) - mean(x)^2 cancels where the mean is much larger than the deviation.
     centred = w("Sub", x, average)
     spread = w("ReduceMean", w("Mul", centred, centred), axes, keepdims=1)
     inverse = w("Reciprocal", w("Sqrt", w("Add", spread, w.constant(w.attribute("epsilon", 1e-5)))))
