@@ -125,6 +125,7 @@ def _mark_random_nodes(model: Any) -> list[Any]:
     marks: list[Any] = []
     for node in model.graph.all_nodes():
         if node.op_type in _RANDOM and node.domain == "" and "seed" not in node.attributes:
+            # ONNX has an integer for Dropout's seed, and a float for the others'.
             kind = ir.AttrInt64 if node.op_type == "Dropout" else ir.AttrFloat32
             mark = kind("seed", len(marks))
             node.attributes.add(mark)

@@ -52,6 +52,8 @@ class Scores:
         """The maximum of the scores, and the sum of the exponentials of the scores minus it; both over all parts."""
         write = self._write
         axes = write.ints(axis)
+        # It keeps the exponentials finite and cancels, so that its gradient, which the rule of collectives leaves out,
+        # is 0.
         largest = write.reduce(write("ReduceMax", scores, axes, keepdims=1), Kind.ALL_REDUCE_MAX)
         exponentials = write("Exp", write("Sub", scores, largest))
         return largest, write.reduce(write("ReduceSum", exponentials, axes, keepdims=1))

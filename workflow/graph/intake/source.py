@@ -142,7 +142,6 @@ def read_source(section: ModelSection, watch: Watch = unwatched) -> Source:
 def _array(tensor: onnx.TensorProto, stored: Stored | None) -> np.ndarray:
     """The elements of a tensor: mapped from the file that they were read from, if they are unchanged."""
     array: np.ndarray = numpy_helper.to_array(tensor)
-    # Nothing of no elements can be mapped.
     if stored is None or not array.size or array.nbytes != stored.length or array.dtype != np.dtype("<f4"):
         return array
     mapped = np.memmap(stored.file, "<f4", "r", stored.offset, array.shape)
