@@ -147,6 +147,7 @@ def own_addresses() -> list[str]:
         addresses.append(socket.gethostbyname(socket.gethostname()))
     for entries in psutil.net_if_addrs().values():
         addresses += [entry.address for entry in entries if entry.family == socket.AF_INET]
+    # Debian gives a machine's name the address 127.0.1.1, which no other machine reaches.
     network_addresses = [address for address in dict.fromkeys(addresses) if not address.startswith("127.")]
     return [*network_addresses, "127.0.0.1"]
 

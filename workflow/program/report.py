@@ -83,6 +83,7 @@ def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         if name in FLOATS and is_number(value):
             fields[name] = float(value) if math.isfinite(value) else None
+        # Python's True is an int, too.
         elif name in COUNTS and type(value) is int and 0 <= value < 2**63:
             fields[name] = value
         elif name == "seconds" and is_number(value) and math.isfinite(value):

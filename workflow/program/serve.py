@@ -101,6 +101,7 @@ class Server:
             messages, over = client.read()
             for message in messages:
                 if client.rank is None:
+                    # `==` would take the longer, the more of the token is right.
                     if message["kind"] != "hello" or not hmac.compare_digest(message["token"], self._token):
                         over = True
                         break

@@ -72,6 +72,7 @@ def descendants(pid: int) -> set[int]:
 def resident_of(pid: int) -> int | None:
     """Resident bytes of a process; None if it is gone."""
     try:
+        # In pages, unlike the numbers of /proc/PID/status.
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
         return None

@@ -118,6 +118,7 @@ def _of_model(path: Path) -> Mapping[str, Stored]:
     def stored(tensor: Any) -> Stored | None:
         array = numpy_helper.to_array(tensor)
         dtype = "BF16" if str(array.dtype) == "bfloat16" else kinds.get(array.dtype)
+        # Only onnx's ml_dtypes has bfloat16, as a type of its own; a Stored has its bits.
         bits = array.view(np.uint16) if dtype == "BF16" else array
         return None if dtype is None else Stored(dtype, tuple(array.shape), lambda: bits)
 
