@@ -167,6 +167,7 @@ def _gru(d: Direction) -> Found:
     biases = b.several("Split", 2, d.bias[1], b.ints(2 * size, size), axis=0) if d.bias else []
     squashed = b("Sigmoid", b("Add", squashed, d.affine(d.before, outer, biases[:1])))
     z, r = b.several("Split", 2, squashed, axis=-1, num_outputs=2)
+    # PyTorch's GRU resets behind the product, as cuDNN's does (TorchScript's exporter writes 1); ONNX's default is 0.
     linear = bool(b.attribute("linear_before_reset", 0))
     recurrent_input = d.before if linear else b("Mul", r, d.before)
     recurrent = d.affine(recurrent_input, inner, biases[1:])

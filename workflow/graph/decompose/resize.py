@@ -162,6 +162,7 @@ def _computed(w: Replacement, value: str, axis: int, place: int, amount: int) ->
         scale = w("Div", new, length)
     else:
         scale = requested
+        # As ONNX defines the size that follows from a scale.
         new = w("Floor", w("Mul", length, scale))
     source = _coordinate(w, w("Range", zero, new, one), length, new, scale)
     last = w("Sub", length, one)
