@@ -149,5 +149,6 @@ def _root(squares: Any) -> Any:
     """The square root, with a gradient of 0 at 0."""
     import torch
 
+    # The derivative of sqrt at 0 is infinite, and 0 times that is NaN: the root must not see the 0.
     spread = squares != 0
     return torch.where(spread, squares, 1.0).sqrt() * spread.to(squares.dtype)

@@ -50,6 +50,7 @@ def gradient_factors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
             continue
         factor = _after(hooks, torch.ones_like(parameter))
         generator = torch.Generator().manual_seed(7)
+        # A hook that clips changes large gradients only.
         for scale in (1.0, 1e-6, 1e6):
             gradient = (torch.randn(parameter.shape, generator=generator) * scale).to(parameter.device)
             changed = _after(hooks, gradient)

@@ -31,6 +31,7 @@ def optimize(program: Any, protected: Collection[str]) -> None:
         warnings.simplefilter("ignore")  # from folding infinite constants
         model = program.model
         values = {}
+        # Equal ones become one: all LayerNorm weights of a fresh model, which are ones, would be trained as one tensor.
         for name in [name for name in model.graph.initializers if name in protected]:
             value = model.graph.initializers.pop(name)
             values[name], value.const_value = value.const_value, None
@@ -124,6 +125,7 @@ def _mark_random_nodes(model: Any) -> list[Any]:
     marks: list[Any] = []
     for node in model.graph.all_nodes():
         if node.op_type in _RANDOM and node.domain == "" and "seed" not in node.attributes:
+            # ONNX has an integer for Dropout's seed, and a float for the others'.
             kind = ir.AttrInt64 if node.op_type == "Dropout" else ir.AttrFloat32
             mark = kind("seed", len(marks))
             node.attributes.add(mark)

@@ -79,8 +79,10 @@ def changed_buffers(
 
         return batch_norm
 
+    # By default, fork_rng also copies the state of every GPU.
     with borrowed(module), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), contextlib.suppress(Exception):
         warnings.simplefilter("ignore")
+        # PyTorch counts the changes of a tensor in place in its `_version`.
         before = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
         with exportable(module), replaced(torch, "batch_norm", noting(torch.batch_norm)), torch.no_grad():
             result = module(*args, **kwargs)

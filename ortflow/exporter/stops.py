@@ -99,6 +99,7 @@ def _mode() -> Any:
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            # Each access of `__get__` makes another wrapper: they are equal, but not identical.
             if func == data and not self.paused:
                 func = torch.Tensor.detach
             result = func(*args, **kwargs)

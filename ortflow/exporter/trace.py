@@ -207,6 +207,7 @@ def _embedding(original: Any) -> Any:
     ) -> Any:
         import torch
 
+        # ONNX's Gather has no padding_idx: the file would train that row (2% of the gradient's norm of a BERT).
         if not weight.requires_grad or not keeps_stops():
             return original(weight, indices, padding_idx, scale_grad_by_freq, *rest, **options)
         rows = original(weight, indices, -1, False, *rest, **options)
@@ -229,6 +230,7 @@ def _active_dropout(x: Any, p: float, train: bool) -> Any:
     if not train or p == 0:
         return x
     if p == 1:
+        # The formula below would divide by 0.
         return x * 0.0
     return x * torch.bernoulli(torch.full_like(x, 1 - p)) / (1 - p)
 

@@ -36,10 +36,13 @@ def angle(y: Any, x: Any) -> Any:
 
     zero, one = (op.CastLike(op.Constant(value_float=number), y) for number in (0.0, 1.0))
     half, pi = (op.CastLike(op.Constant(value_float=number), y) for number in (math.pi / 2, math.pi))
+    # -0 is not less than 0, but its reciprocal is minus infinity.
     below, is_left = op.Less(op.Reciprocal(y), zero), op.Less(op.Reciprocal(x), zero)
     steep = op.Greater(op.Abs(y), op.Abs(x))
     under = op.Where(steep, y, x)
     origin = op.Equal(under, zero)
+    # Where's gradient is 0 for the branch not taken, and 0 times the infinite derivative of a division by 0 is NaN: so
+    # the divisor is replaced, not the quotient.
     quotient = op.Div(op.Where(origin, zero, op.Where(steep, x, y)), op.Where(origin, one, under))
     slope = op.Atan(quotient)
     flat = op.Add(slope, op.Where(is_left, op.Where(below, op.Neg(pi), pi), zero))
@@ -108,6 +111,8 @@ def attention(
         groups = query.shape[-3] // key.shape[-3]
         key, value = (_repeated(op, tensor, groups, rank) for tensor in (key, value))
     turned = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
+    # Both factors are scaled before the product, as in PyTorch's own (attention.cpp): the product may overflow in
+    # halves.
     scores = op.MatMul(op.Mul(query, root), op.Mul(turned, root))
     zero = op.CastLike(op.Constant(value_float=0.0), query)
     is_visible = None
@@ -123,6 +128,8 @@ def attention(
             mask = op.Where(is_visible, mask, zero)
         else:
             is_visible = op.Cast(op.ReduceMax(op.Cast(mask, to=1), last), to=9)
+            # Not minus infinity: Softmax would make NaN of a row without visible keys, which the product with 0 below
+            # would keep.
             mask = op.Where(mask, zero, op.CastLike(op.Constant(value_float=_LOWEST), query))
         scores = op.Add(scores, mask)
     weights = op.Softmax(scores, axis=-1)
@@ -146,6 +153,7 @@ def _true() -> Any:
     import numpy as np
     import onnx_ir as ir
 
+    # ONNX's Constant has attributes for floats, integers and strings, but a Boolean needs a tensor.
     return ir.tensor(np.array(True))
 
 

@@ -23,6 +23,8 @@ _KEY = "ortflow.pair"
 
 def cached(folder: Path, model: onnx.ModelProto, key: Iterable[str], make_pair: Callable[[], Pair]) -> Pair:
     """The graphs for an exported graph, from the folder, or made and stored there. Raises UserError."""
+    # By the graph: onnxruntime-training 1.19.2 names its files by the module's repr, and ran the graph of another
+    # constant.
     name = key_of([model], source_key(), key)[:32]
     forward, backward = (folder / f"{name}.{part}.onnx" for part in ("forward", "backward"))
     with contextlib.suppress(Exception):  # whatever a damaged file leads to

@@ -44,6 +44,7 @@ class CapturedGraph:
         self._graph, self._device, self._stable = graph, device, frozenset(stable)
         self._stream = torch.cuda.ExternalStream(device.stream, device=device.index)
         # Nobody reads a note: a graph that is not captured is only slower.
+        # Queueing the nodes of GPT-2 124M at micro-batch 8 took the host 36 ms, and the GPU needs 15.
         self._repeated = Repeated(device, name, self._queue, lambda line: None, obstacle)
         self._given: dict[str, torch.Tensor] = {}
         """Memory of the graph for inputs that are not stable."""

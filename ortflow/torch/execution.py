@@ -77,6 +77,7 @@ class Graph:
         for options in (self._options, self._queued):
             options.log_severity_level = 3
         if on_gpu:
+            # By default, a run of ONNX Runtime's waits for the GPU at its end.
             self._queued.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def copies_to_host(self, name: str, tensor: torch.Tensor) -> bool:

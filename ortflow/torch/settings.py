@@ -55,6 +55,7 @@ class Settings:
     """See `ORTModule`."""
 
     verify: bool = True
+    # onnxruntime-training's default runs a module that it cannot export in PyTorch, after one warning.
     fallback: str | None = None
     memory_level: int = 0
     cache: Path | None = None

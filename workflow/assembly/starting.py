@@ -60,7 +60,7 @@ def started_from(
         name: _value(name, matched.sources[name], stored) if name in matched.sources else array
         for name, array in source.tensors.items()
     }
-    values = {name: stored[entry] for name, entry in matched.others.items()}
+    values = {name: stored[entry] for name, entry in matched.other_entries.items()}
     _refuse_other_constants(values, constants, table or [])
     new_record = Record(section.model_dump(mode="json"), weights.digest, tuple(filter(None, map(stamp, weights.files))))
     return Started(
@@ -172,4 +172,4 @@ def _note(description: str, matched: Match, stored: Mapping[str, Stored]) -> str
     text = f"started from {description}: {len(matched.sources)} tensors"
     if casts:
         text += f", cast to fp32 from {', '.join(casts)}"
-    return text + (f"; with the model file's values: {some(matched.kept)}" if matched.kept else "")
+    return text + (f"; with the model file's values: {some(matched.unchanged)}" if matched.unchanged else "")

@@ -70,6 +70,8 @@ class Shape:
         """Layouts of queries, keys and values, and of their gradients."""
         sizes = [(self.tokens, self.heads), *[(self.keys, self.shared)] * 2]
         if self.packed:
+            # ONNX Runtime's Split of the projection, and the Concat of its gradients, took 0.77 ms of a step of 20 of
+            # GPT-2 124M (H200).
             return [self._layout(*size, self.width) for size in sizes]
         return [
             self._layout(tokens, heads, self.size if first else heads * self.size, first)

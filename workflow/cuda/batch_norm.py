@@ -41,6 +41,7 @@ ROWS_A_THREAD = 4
 _THREADS = 256
 _TYPES = "X", "G", "OTHER", "Y", "DY"
 """Of x, the gradient, what is added to it, the Relu's result and their sum."""
+# CUDA's limit for the second axis of a grid.
 _LARGEST_GRID_Y = 65_535
 
 

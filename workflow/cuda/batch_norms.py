@@ -31,6 +31,8 @@ class BatchNorms:
         (out, mean, variance), channels = node.output, (self._w.dims(image) or ())[1:2]
         x, inputs = self._turned.last(image), list(node.input[1:3])
         settings = {"epsilon": float(flags.get("epsilon", 1e-5))}
+        # The kernel of the statistics also moves the running ones: two elementwise kernels behind each of ResNet-50's
+        # 53 normalisations took 1.6 us each, and as many launches.
         ratio = correction_of(self._w, (x, image), mean, variance)
         correction = ratio.output[0] if ratio is not None else f"{out}/correction"
         updates = updates_of(self._w, node, correction, channels) if ratio is not None else None

@@ -123,6 +123,7 @@ class Plan:
         arguments = pointers(memory)
         try:
             self.run(arguments, memory + spare, handle)
+            # From the host it takes longer to start a kernel of 20 us than to run it, and chance would choose.
             return seconds_of(runtime(), call.stream, lambda: self.run(arguments, memory + spare, handle), ROUNDS)
         except Exception:  # noqa: BLE001 - the types are only defined in the package
             return None

@@ -112,6 +112,8 @@ class _Images:
     def _few(self, image: str, weight: str, windows: dict[str, object]) -> Blocks | None:
         """For a convolution of few channels of an image which is not computed with channels last."""
         (_, channels, *sizes), (_, group, *_) = self._w.dims(image) or (), self._w.dims(weight) or ()
+        # cuDNN multiplies few channels slowly: the forward pass of ResNet's first convolution took 904 us with eight,
+        # and 322 in blocks of pixels (H100, 128 images, docs/benchmarks.md).
         if image in self._made or channels != group or not isinstance(channels, int) or channels >= PADDED:
             return None
         height, width = (int(size or 0) for size in sizes)

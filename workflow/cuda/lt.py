@@ -27,6 +27,8 @@ TYPES = {int(TensorProto.FLOAT): 0, int(TensorProto.FLOAT16): 2, int(TensorProto
 """Element type of onnx.TensorProto -> cudaDataType_t."""
 _COMPUTE_32F = 68
 _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
+# The epilogues of Gelu are left out: cuBLASLt has the approximation by tanh alone, and DGELU_BGRAD took 464 us on an
+# H200, where the product and a kernel for the rest take 200.
 _DEFAULT, _BIAS = 1, 4
 _MAX_WORKSPACE, _REDUCTIONS, _ALIGNMENTS = 1, 3, (5, 6, 7, 8)
 _IN_FP32 = 2
@@ -144,6 +146,7 @@ class Library:
         if place is None:
             return plan, len(proposed) == 1
         try:
+            # Up to 12% of a product on an H200: 83 us in place of 94.
             best = proposed[fastest([self._seconds(plan, proposal, place) for proposal in proposed])]
         except ValueError as error:
             raise OrtflowError(f"cuBLASLt: {error} of {shape}") from error

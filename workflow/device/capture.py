@@ -74,7 +74,7 @@ class Repeated:
         self._device, self._name, self._queue, self._note = device, name, queue, note
         self._seen: Hashable = None
         self._times = 0
-        self._graph = self._made = 0
+        self._graph = self._executable = 0
         self._new = False
         self.obstacle: str | None = obstacle or None if wanted else "nobody wants it"
         """Why it is not captured; None if it is, or may be."""
@@ -84,7 +84,7 @@ class Repeated:
     @property
     def captured(self) -> bool:
         """Whether there is a graph."""
-        return self._made != 0
+        return self._executable != 0
 
     def run(self, memory: Hashable = None) -> None:
         """Queue the work once. `memory` identifies the memory it uses, by addresses and shapes, if that may change."""
@@ -107,7 +107,7 @@ class Repeated:
     def prepare(self) -> None:
         """Capture deferred work that has run often enough, on the memory of its last run."""
         stage = Stage.QUEUE
-        if self._made:
+        if self._executable:
             stage = Stage.LAUNCH
         elif self.obstacle is None and self._times >= WARM_DEFERRED:
             stage = Stage.CAPTURE
@@ -115,14 +115,14 @@ class Repeated:
             stage = self._agreement.least(stage)
         if stage is Stage.CAPTURE and self._captures():
             try:
-                self._device.here().upload(self._made, self._device.stream)
+                self._device.here().upload(self._executable, self._device.stream)
             except CudaError as error:
                 raise self._device.failure(error.message) from error
 
     def _stage(self, memory: Hashable) -> Stage:
-        if self._made and memory == self._seen:
+        if self._executable and memory == self._seen:
             return Stage.LAUNCH
-        if self._made or self.obstacle is not None:
+        if self._executable or self.obstacle is not None:
             return Stage.QUEUE
         if memory != self._seen:
             self._seen, self._times = memory, 0
@@ -131,7 +131,7 @@ class Repeated:
 
     def _captures(self) -> bool:
         """Capture the work, unless it is. Returns whether this rank, and all others with an agreement, have a graph."""
-        fault = "" if self._made else self._capture()
+        fault = "" if self._executable else self._capture()
         if self._agreement is not None:
             least = self._agreement.least(Stage.QUEUE if fault else Stage.LAUNCH)
             if least is not Stage.LAUNCH:
@@ -147,17 +147,17 @@ class Repeated:
 
     def forget(self) -> None:
         """Discard the graph, since its memory may be reallocated; it is captured again after WARM runs."""
-        graph, made, self._graph, self._made = self._graph, self._made, 0, 0
+        graph, executable, self._graph, self._executable = self._graph, self._executable, 0, 0
         self._times = 0
         if graph:
             with contextlib.suppress(CudaError):
                 runtime = self._device.here()
                 self._device.wait(lambda: runtime.wait(self._device.stream))
-                runtime.forget_graph(graph, made)
+                runtime.forget_graph(graph, executable)
 
     def _launch(self) -> None:
         try:
-            self._device.here().launch(self._made, self._device.stream)
+            self._device.here().launch(self._executable, self._device.stream)
         except CudaError as error:
             raise self._device.failure(error.message) from error
 
@@ -168,20 +168,20 @@ class Repeated:
             graph = captured(runtime, self._device.stream, self._noted)
         except (CudaError, OrtflowError, NotCaptured) as error:
             return str(error) or type(error).__name__
-        made = 0
+        executable = 0
         try:
             fault = graph_fault(runtime, graph)
             if not fault:
                 for edit in self._device.edits:
                     edit(graph)
-                made = runtime.instantiate(graph)
+                executable = runtime.instantiate(graph)
         except (CudaError, OrtflowError) as error:
             fault = str(error)
         if fault:
             with contextlib.suppress(CudaError):
                 runtime.forget_graph(graph, 0)
             return fault
-        self._graph, self._made, self._new = graph, made, True
+        self._graph, self._executable, self._new = graph, executable, True
         return ""
 
     def _noted(self) -> None:
@@ -227,17 +227,19 @@ def graph_fault(runtime: Runtime, graph: int) -> str:
     launch
     it may contain something else.
     """
-    found: collections.Counter[str] = collections.Counter()
+    faults: collections.Counter[str] = collections.Counter()
     nodes = runtime.nodes(graph)
     for node in nodes:
         kind = runtime.node_type(node)
         if kind == HOST:
-            found["a host call"] += 1
+            faults["a host call"] += 1
         elif kind == COPY:
             source, target = runtime.copy_ends(node)
-            for end, what in ((source, "a copy from the host"), (target, "a copy to the host")):
+            for end, description in ((source, "a copy from the host"), (target, "a copy to the host")):
                 if end and not runtime.on_device(end):
-                    found[what] += 1
+                    faults[description] += 1
     if not nodes:
         return "it is empty"
-    return ", ".join(f"{what}, {count} times" if count > 1 else what for what, count in found.items())
+    return ", ".join(
+        f"{description}, {count} times" if count > 1 else description for description, count in faults.items()
+    )

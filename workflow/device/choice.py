@@ -30,12 +30,12 @@ def open_device(spec: TrainerRunSpec, place: Place) -> Device:
         return CpuDevice()
     from ortflow.workflow.device.cuda import CudaDevice
 
-    found = cuda_runtime()
-    gpu = local_gpu(found, place.local_rank, place.host, os.environ)
+    cuda = cuda_runtime()
+    gpu = local_gpu(cuda, place.local_rank, place.host, os.environ)
     try:
-        return CudaDevice(found, gpu, precision=spec.train.precision)
+        return CudaDevice(cuda, gpu, precision=spec.train.precision)
     except CudaError as error:
-        raise explained(error, found, place.host, os.environ) from error
+        raise explained(error, cuda, place.host, os.environ) from error
 
 
 def cuda_runtime() -> Runtime:
@@ -58,28 +58,28 @@ def cuda_runtime() -> Runtime:
         ) from error
 
 
-def local_gpu(found: Runtime, local_rank: int, host: str, environment: Mapping[str, str]) -> Gpu:
+def local_gpu(cuda: Runtime, local_rank: int, host: str, environment: Mapping[str, str]) -> Gpu:
     """The GPU of a rank: where it sees several, the ranks of a node take them in turn.
 
     Sites show each rank its own GPU or all of its node's.
     """
     try:
-        return found.describe(local_rank % found.count())
+        return cuda.describe(local_rank % cuda.count())
     except CudaError as error:
-        raise explained(error, found, host, environment) from error
+        raise explained(error, cuda, host, environment) from error
     except ZeroDivisionError:
         raise _hidden(host, environment) from None
 
 
-def explained(error: CudaError, found: Runtime, host: str, environment: Mapping[str, str]) -> OrtflowError:
+def explained(error: CudaError, cuda: Runtime, host: str, environment: Mapping[str, str]) -> OrtflowError:
     """The error for a failed CUDA call."""
     if error.code == TOO_OLD:
-        driver, needed = found.driver(), found.version()
+        driver, required = cuda.driver(), cuda.version()
         if driver == 0:
             return UserError(f"{host} has no NVIDIA driver", where=WHERE, fix="set it to 0 to train on the CPU")
         return UserError(
             f"the driver of {host} supports CUDA {_version(driver)}, and the installed packages need "
-            f"{_version(needed)}",
+            f"{_version(required)}",
             where=WHERE,
             fix="update the driver",
         )

@@ -63,6 +63,7 @@ class HostBuffer:
 
     def add(self, other: HostBuffer) -> None:
         """Add another buffer, element by element."""
+        # The gradient's norm shows what is not finite, and the step is then skipped.
         with np.errstate(invalid="ignore", over="ignore"):
             np.add(self.array, other.array, out=self.array)
 

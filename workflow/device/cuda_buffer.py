@@ -162,6 +162,7 @@ class Memory:
         self.pointer = runtime.allocate(size)
 
     def __del__(self) -> None:
+        # Python also calls this for an object whose constructor has raised, as for want of memory.
         if hasattr(self, "pointer"):
             with contextlib.suppress(CudaError):
                 self._runtime.free(self.pointer)

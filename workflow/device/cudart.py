@@ -127,6 +127,7 @@ class Runtime:
     def stream(self) -> int:
         """A new stream of this thread's device, which waits for no other."""
         stream = ctypes.c_void_p()
+        # A stream without this flag waits for the default stream, on which libraries may queue work of their own.
         self.call("cudaStreamCreateWithFlags", ctypes.byref(stream), _NON_BLOCKING)
         return int(stream.value or 0)
 
@@ -218,6 +219,7 @@ class Runtime:
     def event(self) -> int:
         """A new mark for streams; one that was never recorded counts as passed."""
         event = ctypes.c_void_p()
+        # Streams wait for an event without times at the least cost (CUDA Runtime API, cudaEventCreateWithFlags).
         self.call("cudaEventCreateWithFlags", ctypes.byref(event), _WITHOUT_TIMES)
         return int(event.value or 0)
 
@@ -259,31 +261,32 @@ class Runtime:
 
     def instantiate(self, graph: int) -> int:
         """The cudaGraphExec_t of a graph, ready to be launched."""
-        made = ctypes.c_void_p()
-        self.call("cudaGraphInstantiate", ctypes.byref(made), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
-        return int(made.value or 0)
+        executable = ctypes.c_void_p()
+        # The signature since CUDA 12; in CUDA 11 a node and a text for its error stood in place of the flags.
+        self.call("cudaGraphInstantiate", ctypes.byref(executable), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
+        return int(executable.value or 0)
 
-    def upload(self, made: int, stream: int) -> None:
+    def upload(self, executable: int, stream: int) -> None:
         """Queue what the first launch would do besides: the graph's way to the device."""
-        self.call("cudaGraphUpload", ctypes.c_void_p(made), ctypes.c_void_p(stream))
+        self.call("cudaGraphUpload", ctypes.c_void_p(executable), ctypes.c_void_p(stream))
 
-    def launch(self, made: int, stream: int) -> None:
+    def launch(self, executable: int, stream: int) -> None:
         """Queue everything that the graph holds."""
-        self.call("cudaGraphLaunch", ctypes.c_void_p(made), ctypes.c_void_p(stream))
+        self.call("cudaGraphLaunch", ctypes.c_void_p(executable), ctypes.c_void_p(stream))
 
-    def forget_graph(self, graph: int, made: int) -> None:
+    def forget_graph(self, graph: int, executable: int) -> None:
         """Give back a graph and, where it is not 0, what `instantiate` made of it."""
-        if made:
-            self.call("cudaGraphExecDestroy", ctypes.c_void_p(made))
+        if executable:
+            self.call("cudaGraphExecDestroy", ctypes.c_void_p(executable))
         self.call("cudaGraphDestroy", ctypes.c_void_p(graph))
 
     def nodes(self, graph: int) -> list[int]:
         """The cudaGraphNode_t of a graph."""
         count = ctypes.c_size_t()
         self.call("cudaGraphGetNodes", ctypes.c_void_p(graph), None, ctypes.byref(count))
-        found = (ctypes.c_void_p * count.value)()
-        self.call("cudaGraphGetNodes", ctypes.c_void_p(graph), found, ctypes.byref(count))
-        return [int(node or 0) for node in found[: count.value]]
+        handles = (ctypes.c_void_p * count.value)()
+        self.call("cudaGraphGetNodes", ctypes.c_void_p(graph), handles, ctypes.byref(count))
+        return [int(node or 0) for node in handles[: count.value]]
 
     def node_type(self, node: int) -> int:
         """Its cudaGraphNodeType."""

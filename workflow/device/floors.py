@@ -65,17 +65,17 @@ def sheet(name: str) -> Sheet | None:
     """The row for CUDA's name of a GPU; None if it is not in the table."""
     words = name.replace("-", " ").split()
     for row in TABLE:
-        wanted = row.name.replace("-", " ").split()
-        places = range(len(words) - len(wanted) + 1)
-        if any(_alike(words[at : at + len(wanted)], wanted) for at in places):
+        name_words = row.name.replace("-", " ").split()
+        places = range(len(words) - len(name_words) + 1)
+        if any(_alike(words[at : at + len(name_words)], name_words) for at in places):
             return row
     return None
 
 
-def _alike(words: list[str], wanted: list[str]) -> bool:
+def _alike(words: list[str], name_words: list[str]) -> bool:
     """Whether all wanted words occur; SXM also matches SXM4 and SXM5."""
     return all(
-        word == part or (part == "SXM" and word.startswith("SXM")) for word, part in zip(words, wanted, strict=True)
+        word == part or (part == "SXM" and word.startswith("SXM")) for word, part in zip(words, name_words, strict=True)
     )
 
 

@@ -23,6 +23,7 @@ def preload() -> str:
     """
     from ortflow.workflow.onnx_runtime import onnxruntime
 
+    # It raises nothing for a library that it does not find, and prints a line.
     with contextlib.redirect_stdout(io.StringIO()) as said:
         onnxruntime.preload_dlls()
     return " ".join(said.getvalue().split())

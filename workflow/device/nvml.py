@@ -39,18 +39,18 @@ class Nvml:
         handle = self._handle(uuid)
         if handle is None:
             return {}
-        reported = {
+        values = {
             "temperature": self._number("nvmlDeviceGetTemperature", ctypes.c_uint, handle, 0),
             "uncorrected": self._number(
                 "nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, handle, _UNCORRECTED, _VOLATILE
             ),
             "broken_rows": self._broken_rows(handle),
         }
-        return {name: value for name, value in reported.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
     def users(self) -> dict[str, int]:
         """Number of processes on each of the machine's GPUs, by UUID; query before this process uses one."""
-        found = {}
+        process_counts = {}
         count, handle, uuid = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(_UUID)
         if not self._works("nvmlDeviceGetCount_v2", ctypes.byref(count)):
             return {}
@@ -60,8 +60,8 @@ class Nvml:
                 continue
             processes = self._processes(handle)
             if processes is not None and self._works("nvmlDeviceGetUUID", handle, uuid, _UUID):
-                found[uuid.value.decode().removeprefix("GPU-").replace("-", "")] = processes
-        return found
+                process_counts[uuid.value.decode().removeprefix("GPU-").replace("-", "")] = processes
+        return process_counts
 
     def memory_by_process(self) -> dict[int, int]:
         """Bytes that each process uses on all GPUs that are visible here, by its number on the host.
@@ -84,21 +84,22 @@ class Nvml:
         handle = self._handle(uuid)
         if handle is None:
             return None
+        # Newer drivers call it nvmlDeviceGetCurrentClocksEventReasons, and keep this name.
         return self._number("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong, handle)
 
     @contextlib.contextmanager
     def watched(self, uuid: str, period: float = 0.02) -> Iterator[list[int]]:
         """Collect in a list with one number all bits of `slowed` observed during the block."""
-        seen, done = [0], threading.Event()
+        reasons, done = [0], threading.Event()
 
         def watch() -> None:
             while not done.wait(period):
-                seen[0] |= self.slowed(uuid) or 0
+                reasons[0] |= self.slowed(uuid) or 0
 
         thread = threading.Thread(target=watch, daemon=True)
         thread.start()
         try:
-            yield seen
+            yield reasons
         finally:
             done.set()
             thread.join()

@@ -62,10 +62,10 @@ class PinnedBuffer:
 
     def read(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
         """A copy, in `out` if given."""
-        here = self._here()
+        array = self._here()
         if out is None:
-            return np.array(here)
-        np.copyto(out, here)
+            return np.array(array)
+        np.copyto(out, array)
         return out
 
     def write(self, values: npt.NDArray[Any]) -> None:
@@ -86,8 +86,8 @@ class PinnedBuffer:
 
     def add(self, other: PinnedBuffer) -> None:
         """Add another buffer, element by element."""
-        here = self._here()
-        np.add(here, other._here(), out=here)
+        array = self._here()
+        np.add(array, other._here(), out=array)
 
     def _here(self) -> npt.NDArray[Any]:
         runtime = self._device.here()

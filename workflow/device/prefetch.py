@@ -70,6 +70,8 @@ class Prefetch:
         """Start to copy an array, which may be changed when this returns. Raises CudaError."""
         slot, runtime = self._next(), self._device.here()
         runtime.wait_event(slot.pinned.event)
+        # For 77 MB of images this takes one thread 10 ms: hence in another thread, while a step runs
+        # (docs/benchmarks.md).
         ctypes.memmove(slot.pinned.pointer, array.ctypes.data, array.nbytes)
         runtime.after(self._stream, slot.delivered)
         runtime.copy(slot.block.pointer, slot.pinned.pointer, array.nbytes, TO_DEVICE, self._stream)
@@ -80,7 +82,7 @@ class Prefetch:
     def _next(self) -> _Slot:
         """The slot to fill: the one used longest ago among those that do not wait, or of all if all wait."""
         with self._lock:
-            slot = min(self._slots, key=lambda each: (each.waiting, each.turn))
+            slot = min(self._slots, key=lambda candidate: (candidate.waiting, candidate.turn))
             self._turns += 1
             slot.array, slot.waiting, slot.turn = None, True, self._turns
             return slot

@@ -66,6 +66,7 @@ class Staging:
         block = self._blocks[0]
         self._blocks.reverse()
         self._runtime.wait_event(block.event)
+        # From pageable memory the call itself may wait for the stream (CUDA Runtime API, API synchronization behavior).
         ctypes.memmove(block.pointer, array.ctypes.data, array.nbytes)
         self._runtime.copy(target, block.pointer, array.nbytes, TO_DEVICE, stream)
         self._runtime.record(block.event, stream)

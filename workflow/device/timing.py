@@ -15,19 +15,21 @@ def seconds_of(runtime: Runtime, stream: int, queue: Callable[[], None], rounds:
 
     Waits for the stream. What cannot be captured is timed as it is queued. Raises what `queue` and CUDA do then.
     """
-    graph = made = 0
+    # Measured from the host, which takes longer to start small kernels than they run, chance decided which of cuDNN's
+    # algorithms was the fastest: 0.5 ms of a step of ResNet-50 (docs/benchmarks.md).
+    graph = executable = 0
     try:
         graph = captured(runtime, stream, lambda: _repeat(queue, rounds))
-        made = runtime.instantiate(graph)
+        executable = runtime.instantiate(graph)
         # The first launch takes longer: it sends the graph to the GPU.
-        _timed(runtime, stream, lambda: runtime.launch(made, stream))
-        return _timed(runtime, stream, lambda: runtime.launch(made, stream)) / rounds
+        _timed(runtime, stream, lambda: runtime.launch(executable, stream))
+        return _timed(runtime, stream, lambda: runtime.launch(executable, stream)) / rounds
     except Exception:  # noqa: BLE001 - a library's errors are only defined in its package
         return _timed(runtime, stream, lambda: _repeat(queue, rounds)) / rounds
     finally:
         if graph:
             with contextlib.suppress(CudaError):
-                runtime.forget_graph(graph, made)
+                runtime.forget_graph(graph, executable)
 
 
 def _repeat(queue: Callable[[], None], rounds: int) -> None:

@@ -26,6 +26,8 @@ ROWS = "TableRows"
 """The operator of `table_rows`, whose nodes are brought into the order of all ranks with the others."""
 LEAST = 6_000_000
 """Elements of a bucket: 24 MB of fp32, from which an all-reduce over NVLink comes near its full rate."""
+# With one size for all, GPUs waited 0.27 to 0.42 ms a step for the last bucket and the rows (two H100s,
+# docs/benchmarks.md).
 LEAST_LAST = LEAST // 4
 """The same of the last bucket, beside whose sum nothing is left to compute."""
 MOST_INPUTS = 60
@@ -41,13 +43,13 @@ class Bucket:
     names: tuple[str, ...]
 
 
-def buckets_of(index: FlatIndex, least: int = LEAST, alone: Collection[str] = ()) -> list[Bucket]:
+def buckets_of(index: FlatIndex, least: int = LEAST, single_tensors: Collection[str] = ()) -> list[Bucket]:
     """The trained tensors in pieces of at least `least` elements, in the order of the flat buffer.
 
     A piece ends with its group: the vectors behind the matrices are complete only at the end of the backward pass. Each
-    tensor of `alone` is a piece. They cover [0, index.trained) without gaps.
+    tensor of `single_tensors` is a piece. They cover [0, index.trained) without gaps.
     """
-    return _cut([entry for entry in index if entry.offset < index.trained], index.trained, least, alone)
+    return _cut([entry for entry in index if entry.offset < index.trained], index.trained, least, single_tensors)
 
 
 def with_small_end(buckets: Sequence[Bucket], last: Bucket, index: FlatIndex, least: int = LEAST_LAST) -> list[Bucket]:
@@ -56,13 +58,13 @@ def with_small_end(buckets: Sequence[Bucket], last: Bucket, index: FlatIndex, le
     return [piece for bucket in buckets for piece in (pieces if bucket == last else [bucket])]
 
 
-def _cut(entries: Sequence[Entry], end: int, least: int, alone: Collection[str] = ()) -> list[Bucket]:
+def _cut(entries: Sequence[Entry], end: int, least: int, single_tensors: Collection[str] = ()) -> list[Bucket]:
     """Neighbouring tensors up to element `end` in pieces: see `buckets_of`."""
     pieces: list[list[Entry]] = []
     for entry in entries:
         last = pieces[-1] if pieces else []
         size = entry.offset - last[0].offset if last else 0
-        apart = entry.name in alone or (last and last[0].name in alone)
+        apart = entry.name in single_tensors or (last and last[0].name in single_tensors)
         if not last or apart or size >= least or last[0].tensor.group != entry.tensor.group:
             pieces.append([entry])
         else:
@@ -85,10 +87,10 @@ def with_buckets(model: onnx.ModelProto, buckets: Sequence[Bucket]) -> tuple[onn
     graph = copy.graph
     _set_apart(graph, {gradient_of(name) for bucket in buckets for name in bucket.names})
     sort_nodes(graph)
-    made = {name: place for place, node in enumerate(graph.node) for name in node.output}
+    places = {name: place for place, node in enumerate(graph.node) for name in node.output}
 
     def complete(bucket: Bucket) -> int:
-        return max((made.get(gradient_of(name), -1) for name in bucket.names), default=-1)
+        return max((places.get(gradient_of(name), -1) for name in bucket.names), default=-1)
 
     order = sorted((bucket for bucket in buckets if complete(bucket) >= 0), key=complete)
     ends: list[tuple[int, int]] = [(complete(bucket), number) for number, bucket in enumerate(order)]
@@ -97,12 +99,14 @@ def with_buckets(model: onnx.ModelProto, buckets: Sequence[Bucket]) -> tuple[onn
     ]
     behind: dict[int, list[onnx.NodeProto]] = {}
     token: list[str] = []
+    # NCCL matches the calls of the ranks by their order: in another one, the exchange of a table's rows on one rank
+    # would meet the sum of a bucket on another.
     for place, number in sorted(ends):
         if number < 0:
             graph.node[place].input.extend(token)
             token = [graph.node[place].output[0]]
             continue
-        gradients = [name for name in map(gradient_of, order[number].names) if name in made]
+        gradients = [name for name in map(gradient_of, order[number].names) if name in places]
         parts = [gradients[at : at + MOST_INPUTS] for at in range(0, len(gradients), MOST_INPUTS)]
         for part_number, part in enumerate(parts):
             out = f"{TOKEN}.{number}.{part_number}"
@@ -135,16 +139,19 @@ def _set_apart(graph: onnx.GraphProto, gradients: Collection[str]) -> None:
     values = {value.name: value for value in graph.output if value.name in read and value.name in gradients}
     if not values:
         return
-    own = {name: f"{name}/own" for name in values}
+    originals = {name: f"{name}/own" for name in values}
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        nodes += [node, *(helper.make_node("Identity", [own[name]], [name]) for name in node.output if name in own)]
+        nodes += [
+            node,
+            *(helper.make_node("Identity", [originals[name]], [name]) for name in node.output if name in originals),
+        ]
     for node in walk.nodes(graph.node):
-        node.input[:] = [own.get(name, name) for name in node.input]
-        node.output[:] = [own.get(name, name) for name in node.output]
+        node.input[:] = [originals.get(name, name) for name in node.input]
+        node.output[:] = [originals.get(name, name) for name in node.output]
     for name, value in values.items():
         graph.value_info.add().CopyFrom(value)
-        graph.value_info[-1].name = own[name]
+        graph.value_info[-1].name = originals[name]
     replace(graph.node, nodes)
 
 

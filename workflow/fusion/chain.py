@@ -36,16 +36,16 @@ class Chain:
         return value not in self._outputs and all(self._adds(node, value, 1.0) for node in self._readers[value])
 
     def _adds(self, node: onnx.NodeProto, value: str, most: float) -> bool:
-        others = [self._constants.get(name) for name in node.input if name != value]
-        if len(others) != 1 or others[0] is None:
+        factors = [self._constants.get(name) for name in node.input if name != value]
+        if len(factors) != 1 or factors[0] is None:
             return False
         if node.op_type == "Add":
-            return abs(others[0]) >= most
-        made = node.output[0]
+            return abs(factors[0]) >= most
+        product = node.output[0]
         return (
             node.op_type == "Mul"
-            and made not in self._outputs
-            and all(self._adds(reader, made, most * abs(others[0])) for reader in self._readers.get(made, ()))
+            and product not in self._outputs
+            and all(self._adds(reader, product, most * abs(factors[0])) for reader in self._readers.get(product, ()))
         )
 
     def squared(self, value: str, of: Iterable[str]) -> str | None:
@@ -55,22 +55,22 @@ class Chain:
         if node is None or node.op_type != "Mul" or node.input[0] != node.input[1]:
             return None
         inner, root = self._scaled(node.input[0])
-        for each in of:
-            other, base = self._scaled(each)
+        for candidate in of:
+            other, base = self._scaled(candidate)
             if base == root and math.isclose(-factor * inner * inner, other * other, rel_tol=_ALIKE):
-                return each
+                return candidate
         return None
 
     def _scaled(self, value: str) -> tuple[float, str]:
         """A factor and a value whose product it is, as far as factors are known."""
         node = self._makers.get(value)
         if node is not None and node.op_type in ("Mul", "Neg"):
-            known = [self._constants.get(name) for name in node.input]
-            for place, factor in enumerate(known):
-                if node.op_type == "Mul" and factor is not None and known[1 - place] is None:
-                    further, base = self._scaled(node.input[1 - place])
-                    return factor * further, base
-            if node.op_type == "Neg" and known[0] is None:
-                further, base = self._scaled(node.input[0])
-                return -further, base
+            factors = [self._constants.get(name) for name in node.input]
+            for place, factor in enumerate(factors):
+                if node.op_type == "Mul" and factor is not None and factors[1 - place] is None:
+                    rest, base = self._scaled(node.input[1 - place])
+                    return factor * rest, base
+            if node.op_type == "Neg" and factors[0] is None:
+                rest, base = self._scaled(node.input[0])
+                return -rest, base
         return 1.0, value

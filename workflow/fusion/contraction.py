@@ -30,13 +30,13 @@ class Contraction:
 
     def join(self, first: int, last: int) -> None:
         """Join the nodes of `first` and `last`. Raises ValueError if they enclose another."""
-        start, stop, needed = self._rank[first], self._rank[last], self._between(first, last)
-        if needed is None:
+        start, stop, between = self._rank[first], self._rank[last], self._between(first, last)
+        if between is None:
             raise ValueError(f"a path leads from node {first} through another one to node {last}")
         region = [rank for rank in range(start + 1, stop) if self._order[rank]]
-        pieces = [self._order[rank] for rank in region if rank in needed]
+        pieces = [self._order[rank] for rank in region if rank in between]
         pieces.append(self._order[start] + self._order[stop])
-        pieces += [self._order[rank] for rank in region if rank not in needed]
+        pieces += [self._order[rank] for rank in region if rank not in between]
         pieces += [[] for _ in range(stop - start + 1 - len(pieces))]
         for rank, members in enumerate(pieces, start):
             self._order[rank] = members
@@ -48,7 +48,7 @@ class Contraction:
         start, stop = self._rank[first], self._rank[last]
         if start > stop:
             raise ValueError(f"node {first} is behind node {last}")
-        found: set[int] = set()
+        between: set[int] = set()
         waiting = [stop]
         while waiting:
             at = waiting.pop()
@@ -57,7 +57,7 @@ class Contraction:
                     rank = self._rank[earlier]
                     if rank == start and at != stop:
                         return None
-                    if start < rank < stop and rank not in found:
-                        found.add(rank)
+                    if start < rank < stop and rank not in between:
+                        between.add(rank)
                         waiting.append(rank)
-        return found
+        return between

@@ -86,10 +86,10 @@ class Draws:
         *shared, x = node.input
         self.read.update(shared)
         key = ", ".join(f"*(const Long *){self._operands[name]}.data" for name in shared)
-        like = self._places.get(node.output[0])
-        call = "draw<N>(" if like is None else "draw<N, FLAT>("
-        where = "i" if like is None else f"{self._operands[like]}, i, wide"
-        self.before.append(f"unsigned r{number}[N]; {call}r{number}, {where}, {key});")
+        shape_source = self._places.get(node.output[0])
+        call = "draw<N>(" if shape_source is None else "draw<N, FLAT>("
+        position = "i" if shape_source is None else f"{self._operands[shape_source]}, i, wide"
+        self.before.append(f"unsigned r{number}[N]; {call}r{number}, {position}, {key});")
         flags = attributes_of(node)
-        kept = f"{names[x]} * {literal(flags['scale'])}"
-        return f"float v{number} = r{number}[k] >= {flags['dropped']}u ? {kept} : 0.0f;"
+        scaled_value = f"{names[x]} * {literal(flags['scale'])}"
+        return f"float v{number} = r{number}[k] >= {flags['dropped']}u ? {scaled_value} : 0.0f;"

@@ -39,54 +39,54 @@ def fuse(model: onnx.ModelProto, *, dropouts_only: bool = False) -> tuple[onnx.M
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
     constants, types = _scalars(copy.graph), element_types(copy)
-    found = [] if dropouts_only else groups_of(copy, types)
-    nodes, taken, known = list(copy.graph.node), 0, described(copy.graph)
+    candidates = [] if dropouts_only else groups_of(copy, types)
+    nodes, count, descriptions = list(copy.graph.node), 0, described(copy.graph)
     drawing = {place for place, node in enumerate(nodes) if is_dropout(node)}
     groups = [
-        group for group in found
+        group for group in candidates
         if drawing & group.members or (len(group.members) > 1 and not constants.keys() >= {*group.inputs})
     ]  # fmt: skip
     for name in drawn_with(nodes):
-        known.setdefault(name, helper.make_tensor_value_info(name, TensorProto.INT64, [1]))
+        descriptions.setdefault(name, helper.make_tensor_value_info(name, TensorProto.INT64, [1]))
     # What has no known shape is in no group.
-    left = sorted(drawing.difference(*(group.members for group in groups)))
-    groups += [Group((), {place}, list(nodes[place].input), list(nodes[place].output)) for place in left]
-    sums = sums_of_rows(nodes, known)
+    lone_dropouts = sorted(drawing.difference(*(group.members for group in groups)))
+    groups += [Group((), {place}, list(nodes[place].input), list(nodes[place].output)) for place in lone_dropouts]
+    sums = sums_of_rows(nodes, descriptions)
     for number, group in enumerate(groups):
         members = [nodes[place] for place in sorted(group.members)]
-        taken += len(members)
+        count += len(members)
         used = [name for name in group.inputs if name not in constants]
         scalars = {name: constants[name] for name in group.inputs if name in constants}
         shared = drawn_with(members)
         moved = [name for name in (*used, *group.outputs) if name not in shared]
-        lanes = lanes_of([name for name in moved if _is_whole(known.get(name), group.dims)], types)
+        lanes = lanes_of([name for name in moved if _is_whole(descriptions.get(name), group.dims)], types)
         bits = _dependences(members, used, group.outputs)
-        summed = summed_output(group.dims, used, group.outputs, bits, known, sums)
+        summed = summed_output(group.dims, used, group.outputs, bits, descriptions, sums)
         source = kernel(members, used, group.outputs, scalars, types, lanes, summed, group.places)
         outputs = [*group.outputs, *([] if summed is None else [sum_in_parts(copy.graph, group.outputs[summed], sums)])]
-        made = helper.make_node(
+        fused_node = helper.make_node(
             FUSED if summed is None else FUSED_SUMS, used, outputs,
             f"{members[-1].name or members[-1].output[0]}/fused_{number}", domain=CUDA_DOMAIN, source=source,
             lanes=lanes, **bits, **({} if summed is None else {"summed": summed}),
         )  # fmt: skip
-        copy.graph.node.append(made)
+        copy.graph.node.append(fused_node)
         copy.graph.value_info.extend(
-            helper.make_tensor_value_info(name, types[name], None) for name in group.outputs if name not in known
+            helper.make_tensor_value_info(name, types[name], None) for name in group.outputs if name not in descriptions
         )
     gone = {place for group in groups for place in group.members}
-    kept = [node for place, node in enumerate(nodes) if place not in gone]
+    remaining = [node for place, node in enumerate(nodes) if place not in gone]
     fused = list(copy.graph.node)[len(nodes) :]
     # At the position of the group's last node, so that the order of the remaining nodes is kept.
-    ends = {max(group.members): made for group, made in zip(groups, fused, strict=True)}
+    ends = {max(group.members): fused_node for group, fused_node in zip(groups, fused, strict=True)}
     order = [ends.get(place) if place in gone else node for place, node in enumerate(nodes)]
     final = [onnx.NodeProto.FromString(node.SerializeToString()) for node in order if node is not None]
-    assert len(final) == len(kept) + len(groups)
+    assert len(final) == len(remaining) + len(groups)
     del copy.graph.node[:]
     copy.graph.node.extend(final)
     sort_nodes(copy.graph)
     prune(copy.graph)
     import_domain(copy, CUDA_DOMAIN)
-    return copy, taken
+    return copy, count
 
 
 def fused(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -101,8 +101,8 @@ def groups_of(model: onnx.ModelProto, types: Mapping[str, int]) -> list[Group]:
 
 def _is_whole(value: onnx.ValueInfoProto | None, dims: Dims) -> bool:
     """Whether a value has as many axes as a group, as far as known, and not one element only: most of what it moves."""
-    own = dims_of(value) if value is not None else None
-    return own is None or (len(own) == len(dims) and any(size != 1 for size in own))
+    value_dims = dims_of(value) if value is not None else None
+    return value_dims is None or (len(value_dims) == len(dims) and any(size != 1 for size in value_dims))
 
 
 def _dependences(members: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, int]:
@@ -113,8 +113,8 @@ def _dependences(members: Sequence[onnx.NodeProto], inputs: Sequence[str], outpu
         bits[node.output[0]] = 0
         for name in node.input:
             bits[node.output[0]] |= bits.get(name, 0)
-    found = [bits[name] for name in outputs]
-    return {f"inputs_of_{place}": found[place] if place < len(found) else 0 for place in range(OUTPUTS)}
+    masks = [bits[name] for name in outputs]
+    return {f"inputs_of_{place}": masks[place] if place < len(masks) else 0 for place in range(OUTPUTS)}
 
 
 @dataclass(eq=False)
@@ -141,17 +141,17 @@ class _Finder:
         self._types = types
         self._dims: dict[str, Dims | None] = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
         self._dims |= {name: dims_of(value) for name, value in described(graph).items()}
-        self._made = {name: place for place, node in enumerate(self._nodes) for name in node.output if name}
+        self._makers = {name: place for place, node in enumerate(self._nodes) for name in node.output if name}
         self._readers: dict[str, list[int]] = {}
         for place, node in enumerate(self._nodes):
             for name in walk.inputs(node):
                 self._readers.setdefault(name, []).append(place)
-        before = [{self._made[name] for name in walk.inputs(node) if name in self._made} for node in self._nodes]
+        before = [{self._makers[name] for name in walk.inputs(node) if name in self._makers} for node in self._nodes]
         self._contraction = Contraction(before)
-        self._kept = {value.name for value in graph.output}
+        self._outputs = {value.name for value in graph.output}
         self._scalars = _scalars(graph)
         self._of: dict[int, Group] = {}
-        self._same: dict[str, int | str] = {}
+        self._equal_sizes: dict[str, int | str] = {}
         for node in self._nodes:
             if _is_elementwise(node):
                 self._liken(node)
@@ -161,19 +161,19 @@ class _Finder:
 
         They may be 1 in a run; a kernel is still correct then, only slower.
         """
-        known = [dims for name in (*node.input, *node.output) if (dims := self._dims.get(name)) is not None]
-        for axis in range(1, max(map(len, known), default=0) + 1):
-            met = [self._size(dims[-axis]) for dims in known if axis <= len(dims)]
+        shapes = [dims for name in (*node.input, *node.output) if (dims := self._dims.get(name)) is not None]
+        for axis in range(1, max(map(len, shapes), default=0) + 1):
+            met = [self._size(dims[-axis]) for dims in shapes if axis <= len(dims)]
             names = [size for size in met if isinstance(size, str)]
             numbers = {size for size in met if isinstance(size, int) and size != 1}
             if not names or len(numbers) > 1:
                 continue
             common = next(iter(numbers), names[0])
-            self._same |= {name: common for name in names if name != common}
+            self._equal_sizes |= {name: common for name in names if name != common}
 
     def _size(self, size: int | str | None) -> int | str | None:
-        while isinstance(size, str) and size in self._same:
-            size = self._same[size]
+        while isinstance(size, str) and size in self._equal_sizes:
+            size = self._equal_sizes[size]
         return size
 
     def groups(self) -> list[Group]:
@@ -191,8 +191,8 @@ class _Finder:
                     self._contraction.join(*ends)
             for member in group.members:
                 self._of[member] = group
-        found = {id(group): group for group in self._of.values()}.values()
-        return [self._described(group) for group in found if self._is_closed(group)]
+        groups = {id(group): group for group in self._of.values()}.values()
+        return [self._described(group) for group in groups if self._is_closed(group)]
 
     def _shape(self, node: onnx.NodeProto) -> Dims | None:
         """The shape of a node's result; None if the node cannot be in a group."""
@@ -211,17 +211,17 @@ class _Finder:
         """Whether it computes in fp32, with conditions that are computed inside the group."""
         conditions = CONDITIONS.get(node.op_type, ())
         for place, value in enumerate(node.input):
-            wanted = TensorProto.BOOL if place in conditions else TensorProto.FLOAT
-            if self._type(value) != wanted or (wanted == TensorProto.BOOL and not self._is_inside(value)):
+            expected = TensorProto.BOOL if place in conditions else TensorProto.FLOAT
+            if self._type(value) != expected or (expected == TensorProto.BOOL and not self._is_inside(value)):
                 return False
         return self._type(node.output[0]) == int(TensorProto.FLOAT if node.op_type in FLOATS else TensorProto.BOOL)
 
     def _is_cast(self, node: onnx.NodeProto) -> bool:
         """Whether it converts a condition to fp32, or any number to another type."""
-        given, made = self._type(node.input[0]), self._type(node.output[0])
-        if given == TensorProto.BOOL:
-            return made == TensorProto.FLOAT and self._is_inside(node.input[0])
-        return given in STORED and made in STORED
+        source, target = self._type(node.input[0]), self._type(node.output[0])
+        if source == TensorProto.BOOL:
+            return target == TensorProto.FLOAT and self._is_inside(node.input[0])
+        return source in STORED and target in STORED
 
     def _reads_half(self, node: onnx.NodeProto) -> bool:
         """Whether it converts a half to fp32. Fused with its reader this is free; fused with its producer, fp32 would
@@ -233,15 +233,15 @@ class _Finder:
         return int(TensorProto.FLOAT if name in self._scalars else self._types.get(name, TensorProto.UNDEFINED))
 
     def _is_inside(self, name: str) -> bool:
-        return name in self._made and self._nodes[self._made[name]].op_type in BOOLS
+        return name in self._makers and self._nodes[self._makers[name]].op_type in BOOLS
 
     def _neighbours(self, node: onnx.NodeProto, dims: Dims) -> Iterable[Group]:
-        found: dict[int, Group] = {}
+        groups: dict[int, Group] = {}
         for name in node.input:
-            group = self._of.get(self._made.get(name, -1))
+            group = self._of.get(self._makers.get(name, -1))
             if group is not None and group.dims == dims:
-                found[id(group)] = group
-        return found.values()
+                groups[id(group)] = group
+        return groups.values()
 
     def _fits(self, members: Collection[int]) -> bool:
         inputs, outputs = self._ends(members)
@@ -259,8 +259,8 @@ class _Finder:
             return {}
         inputs, outputs = self._ends(members)
         ends = {self._dims.get(name): name for name in (*inputs, *outputs) if name not in self._scalars}
-        found = {name: ends[self._dims[name]] for name in dropouts if self._dims[name] in ends}
-        return found if len(found) == len(dropouts) else None
+        operands = {name: ends[self._dims[name]] for name in dropouts if self._dims[name] in ends}
+        return operands if len(operands) == len(dropouts) else None
 
     def _ends(self, members: Collection[int]) -> tuple[list[str], list[str]]:
         """Values that the nodes read from outside, and values of theirs that are read outside."""
@@ -269,7 +269,7 @@ class _Finder:
         outputs = [
             name
             for name in (self._nodes[place].output[0] for place in sorted(members))
-            if name in self._kept or any(reader not in members for reader in self._readers.get(name, ()))
+            if name in self._outputs or any(reader not in members for reader in self._readers.get(name, ()))
         ]
         return list(inputs), outputs
 
@@ -286,8 +286,8 @@ class _Finder:
 
 
 def _is_elementwise(node: onnx.NodeProto) -> bool:
-    known = node.op_type in FLOATS or node.op_type in BOOLS or node.op_type == "Cast"
-    return is_dropout(node) or (not node.domain and known)
+    supported = node.op_type in FLOATS or node.op_type in BOOLS or node.op_type == "Cast"
+    return is_dropout(node) or (not node.domain and supported)
 
 
 def _scalars(graph: onnx.GraphProto) -> Mapping[str, float]:

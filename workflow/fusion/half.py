@@ -46,7 +46,7 @@ Capable = Mapping[str, tuple[frozenset[int], frozenset[int]]]
 
 
 def half(
-    model: onnx.ModelProto, kind: int, parameters: Collection[str], capable: Capable, alone: Collection[str] = ()
+    model: onnx.ModelProto, kind: int, parameters: Collection[str], capable: Capable, half_only: Collection[str] = ()
 ) -> onnx.ModelProto:
     """Return a copy of a training graph that computes in half precision.
 
@@ -60,21 +60,26 @@ def half(
         Inputs that are trained.
     capable
         Operator of `ortflow.cuda` -> positions of the inputs and outputs that may be half.
-    alone
+    half_only
         Operators of `capable` that support only halves.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
-    _Pass(copy, kind, parameters, capable, alone).run()
+    _Pass(copy, kind, parameters, capable, half_only).run()
     return copy
 
 
 class _Pass:
     def __init__(
-        self, model: onnx.ModelProto, kind: int, parameters: Collection[str], capable: Capable, alone: Collection[str]
+        self,
+        model: onnx.ModelProto,
+        kind: int,
+        parameters: Collection[str],
+        capable: Capable,
+        half_only: Collection[str],
     ) -> None:
-        self._graph, self._kind, self._capable, self._alone = model.graph, kind, capable, alone
+        self._graph, self._kind, self._capable, self._half_only = model.graph, kind, capable, half_only
         self._nodes = list(model.graph.node)
         self._types = element_types(model)
         self._dims = {name: dims_of(value) for name, value in described(self._graph).items()}
@@ -92,7 +97,7 @@ class _Pass:
         self._outputs = dict.fromkeys(str(value.name) for value in self._graph.output)
         self._makers = {name: node for node in self._nodes for name in node.output if name}
         self._crosses = self._crossing()
-        self._made: list[onnx.NodeProto] = []
+        self._written: list[onnx.NodeProto] = []
         self._half: dict[str, str] = {}
         """Value -> its half, if there is one."""
         self._native: set[str] = set()
@@ -108,13 +113,13 @@ class _Pass:
         for name in self._outputs:
             self._plain(name)
         del self._graph.node[:]
-        self._graph.node.extend(self._made)
+        self._graph.node.extend(self._written)
         sort_nodes(self._graph)
         prune(self._graph)
 
     def _put(self, place: int, node: onnx.NodeProto) -> None:
         copy = onnx.NodeProto.FromString(node.SerializeToString())
-        self._made.append(copy)
+        self._written.append(copy)
         group = self._group_of.get(place)
         for name in sorted(walk.inputs(node).difference(node.input)):
             self._plain(name)
@@ -123,12 +128,14 @@ class _Pass:
             self._make(copy, range(len(node.output)))
         elif node.domain == CUDA_DOMAIN and node.op_type in self._capable:
             takes, gives = self._capable[node.op_type]
-            alone = node.op_type in self._alone
-            given, made = node.input, node.output
-            self._inputs(copy, [i for i in takes if i < len(given) and (alone or given[i] in self._stored)])
+            half_only = node.op_type in self._half_only
+            inputs, outputs = node.input, node.output
+            self._inputs(copy, [i for i in takes if i < len(inputs) and (half_only or inputs[i] in self._stored)])
             # What the graph gives back is fp32: no rounding and no Cast behind it.
-            halves = [i for i in gives if i < len(made) and self._is_large(made[i]) and made[i] not in self._outputs]
-            self._make(copy, [i for i in gives if i < len(made)] if alone else halves)
+            halves = [
+                i for i in gives if i < len(outputs) and self._is_large(outputs[i]) and outputs[i] not in self._outputs
+            ]
+            self._make(copy, [i for i in gives if i < len(outputs)] if half_only else halves)
         elif is_collective(node) and node.input[0] in self._exchanged(node):
             # As many bytes move as the node before has written.
             self._inputs(copy, [0])
@@ -178,7 +185,7 @@ class _Pass:
                 moved = onnx.NodeProto.FromString(maker.SerializeToString())
                 moved.name, moved.output[0] = f"{maker.name or name}/half", new
                 self._inputs(moved, range(len(moved.input)))
-                self._made.append(moved)
+                self._written.append(moved)
             else:
                 self._cast(name, new, self._kind)
             self._half[name] = new
@@ -200,11 +207,11 @@ class _Pass:
             self._single[key] = new
         return self._single[key]
 
-    def _cast(self, given: str, made: str, kind: int) -> None:
-        self._made.append(helper.make_node("Cast", [given], [made], f"{made}/Cast", to=kind))
+    def _cast(self, source: str, target: str, kind: int) -> None:
+        self._written.append(helper.make_node("Cast", [source], [target], f"{target}/Cast", to=kind))
 
-    def _described(self, like: str, name: str, kind: int) -> str:
-        dims = self._dims.get(like)
+    def _described(self, template: str, name: str, kind: int) -> str:
+        dims = self._dims.get(template)
         self._graph.value_info.append(helper.make_tensor_value_info(name, kind, dims))
         return name
 
@@ -227,7 +234,7 @@ class _Pass:
 
     def _crossing(self) -> set[str]:
         """Values of groups to store as half: large, and read by other groups, products or data movement."""
-        found = set()
+        crossing = set()
         for place, node in enumerate(self._nodes):
             if node.op_type == "Equal":
                 continue
@@ -240,12 +247,13 @@ class _Pass:
                 if maker is None or maker is reader or not (movable or i in takes):
                     continue
                 if self._is_fp32(name) and name in self._trained and self._is_large(name):
-                    found.add(name)
-        return found.difference(self._outputs, self._positions)
+                    crossing.add(name)
+        return crossing.difference(self._outputs, self._positions)
 
 
 def is_large(dims: Dims | None) -> bool:
     """Whether a value of these dims is stored as half."""
+    # One number a row is mostly a statistic, a mean or a loss; these stay in fp32 whatever their size.
     if dims is None or len(dims) < 2 or dims[-1] == 1:
         return dims is None
     return prod(size if isinstance(size, int) else LARGE for size in dims) >= LARGE
@@ -253,8 +261,8 @@ def is_large(dims: Dims | None) -> bool:
 
 def _descendants(nodes: Collection[onnx.NodeProto], values: Collection[str]) -> set[str]:
     """The values and everything computed from them. Nodes must be sorted."""
-    found = set(values)
+    descendants = set(values)
     for node in nodes:
-        if not found.isdisjoint(walk.inputs(node)):
-            found.update(name for name in node.output if name)
-    return found
+        if not descendants.isdisjoint(walk.inputs(node)):
+            descendants.update(name for name in node.output if name)
+    return descendants

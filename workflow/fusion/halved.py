@@ -82,7 +82,7 @@ def _recomputed(model: onnx.ModelProto, state: Halves) -> None:
 
 
 def _rounded(model: onnx.ModelProto, state: Halves) -> onnx.ModelProto:
-    return half(model, kind=HALVES[state.precision], parameters=state.trained, capable=HALF, alone=HALF_ONLY)
+    return half(model, kind=HALVES[state.precision], parameters=state.trained, capable=HALF, half_only=HALF_ONLY)
 
 
 def _products(model: onnx.ModelProto, state: Halves) -> onnx.ModelProto:
@@ -111,6 +111,7 @@ HALF_GRADIENT: Passes[Halves] = Passes(
 IN_HALF: Passes[Halves] = Passes(
     "half",
     (
+        # Only the differentiation needed them: the gradient of a copy is a sum over the parts of a layer.
         Pass("copies-dropped", in_place(drop_copies), "copies of gradients, which CPUs need"),
         Pass("entropy-spread", lambda model, _: shared_entropy.spread(model), "the nodes of losses of divided classes"),
         Pass("operators", lambda model, _: completed(model, halves=True), "ortflow's operators", ("gradient",)),

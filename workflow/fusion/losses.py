@@ -24,8 +24,9 @@ def join_losses(model: onnx.ModelProto) -> onnx.ModelProto:
         if gradient is None or gradient.op_type != "CrossEntropyGrad" or gradient.domain != CUDA_DOMAIN:
             continue
         its_labels, of_loss, its_scores, _ = gradient.input
-        same = (its_labels, its_scores, attributes_of(gradient)) == (labels, scores, attributes)
-        if same and id(loss) not in rewriter.needed_by([of_loss]):
+        operands_agree = (its_labels, its_scores, attributes_of(gradient)) == (labels, scores, attributes)
+        # If the loss's gradient is computed from the loss, the one node would wait for itself.
+        if operands_agree and id(loss) not in rewriter.needed_by([of_loss]):
             rewriter.drop(loss, gradient)
             outputs = [out, gradient.output[0]]
             rewriter.add("CrossEntropyWithGrad", [labels, of_loss, scores], outputs, **attributes)

@@ -33,13 +33,17 @@ def pack(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(model)
     graph = copy.graph
     view = _View(graph)
-    found = [each for node in graph.node if node.op_type == "Split" and (each := view.packed(node)) is not None]
-    if not found:
+    packings = [
+        packing for node in graph.node if node.op_type == "Split" and (packing := view.packed(node)) is not None
+    ]
+    if not packings:
         return copy
     edit = Editor(graph)
-    for each in found:
-        _put(edit, each)
-    copied = {name for each in found for name in each.made}
+    # ONNX Runtime's Split, and the Concat of the gradients, copied every token's queries, keys and values twice a
+    # layer: 0.77 ms of a step of 20 ms of GPT-2 124M on an H200.
+    for packing in packings:
+        _put(edit, packing)
+    copied = {name for packing in packings for name in packing.joined_gradients}
     # AttentionGrad now computes what these did.
     replace(graph.node, [node for node in graph.node if node.op_type != "Concat" or node.output[0] not in copied])
     sort_nodes(graph)
@@ -67,7 +71,7 @@ class _Packed:
     attention: onnx.NodeProto
     gradients: Sequence[onnx.NodeProto]
     """The AttentionGrad, if there is one."""
-    made: Sequence[str]
+    joined_gradients: Sequence[str]
     """The result of the Concat of its outputs."""
     sizes: Sequence[tuple[onnx.NodeProto, Sequence[int]]]
     """Shape nodes that read parts, each with the sizes after batch and tokens."""
@@ -91,14 +95,14 @@ class _View:
             return None
         names = [part.by_heads for part in (q, k, v)]
         attention, gradients = self._attention(names)
-        made = [self._gathered(node, (q, k, v)) for node in gradients]
-        if attention is None or len(gradients) > 1 or None in made:
+        joined_gradients = [self._gathered(node, (q, k, v)) for node in gradients]
+        if attention is None or len(gradients) > 1 or None in joined_gradients:
             return None
         tails = [(part.flat, [part.heads * part.size]) for part in (q, k, v)]
         tails += [(part.by_heads, [part.heads, part.size]) for part in (q, k, v)]
         sizes = [(node, tail) for name, tail in tails for node in self._nodes(name) if _is_shape(node)]
         heads = q.heads, k.heads, q.size
-        return _Packed(split.input[0], heads, attention, gradients, [name for name in made if name], sizes)
+        return _Packed(split.input[0], heads, attention, gradients, [name for name in joined_gradients if name], sizes)
 
     def _by_heads(self, flat: str) -> _Part | None:
         """A part that goes through one Reshape to [batch, tokens, heads, size]."""
@@ -111,34 +115,37 @@ class _View:
 
     def _heads(self, flat: str, by_heads: str) -> tuple[int, int] | None:
         """Number and size of the heads, if one value is [batch, tokens, width] and the other is the same by heads."""
-        one, other = self._dims(flat), self._dims(by_heads)
-        if len(one) != _AXES or len(other) != _AXES + 1:
+        flat_dims, head_dims = self._dims(flat), self._dims(by_heads)
+        if len(flat_dims) != _AXES or len(head_dims) != _AXES + 1:
             return None
-        heads, size = other[2:]
-        if not isinstance(heads, int) or not isinstance(size, int) or one[2] != heads * size:
+        heads, size = head_dims[2:]
+        if not isinstance(heads, int) or not isinstance(size, int) or flat_dims[2] != heads * size:
             return None
         # The total is equal, so one of two axes keeps its length if the other does.
-        same = any(a is not None and a == b for a, b in zip(one[:2], other[:2], strict=True))
-        return (heads, size) if same else None
+        leading_equal = any(a is not None and a == b for a, b in zip(flat_dims[:2], head_dims[:2], strict=True))
+        return (heads, size) if leading_equal else None
 
     def _attention(self, names: Sequence[str]) -> tuple[onnx.NodeProto | None, list[onnx.NodeProto]]:
         """The Attention of three operands and each AttentionGrad; None if another node reads one of them."""
-        found: dict[str, list[onnx.NodeProto]] = {OPERATOR: [], GRADIENT: []}
+        attentions: dict[str, list[onnx.NodeProto]] = {OPERATOR: [], GRADIENT: []}
         readers = [[id(node) for node in self._nodes(name) if not _is_shape(node)] for name in names]
         for node in self._nodes(names[0]):
             place = 1 if node.op_type == GRADIENT else 0
-            given, others = list(node.input[place : place + 3]), [*node.input[:place], *node.input[place + 3 :]]
+            operands, other_inputs = (
+                list(node.input[place : place + 3]),
+                [*node.input[:place], *node.input[place + 3 :]],
+            )
             if (
                 node.domain == CUDA_DOMAIN
-                and node.op_type in found
-                and given == list(names)
-                and not set(names) & {*others}
+                and node.op_type in attentions
+                and operands == list(names)
+                and not set(names) & {*other_inputs}
             ):
-                found[node.op_type] += [] if any(attribute(node, "heads_first", [])) else [node]
-        known = {id(node) for nodes in found.values() for node in nodes}
-        if len(found[OPERATOR]) != 1 or any(set(each) != known for each in readers):
+                attentions[node.op_type] += [] if any(attribute(node, "heads_first", [])) else [node]
+        attention_ids = {id(node) for nodes in attentions.values() for node in nodes}
+        if len(attentions[OPERATOR]) != 1 or any(set(reader_ids) != attention_ids for reader_ids in readers):
             return None, []
-        return found[OPERATOR][0], found[GRADIENT]
+        return attentions[OPERATOR][0], attentions[GRADIENT]
 
     def _gathered(self, gradient: onnx.NodeProto, parts: Sequence[_Part]) -> str | None:
         """The result of a Concat of the three gradients, in the order of the operands."""
@@ -155,8 +162,8 @@ class _View:
         concat = self._reader(flat[0], shapes_too=True)
         if concat is None or concat.op_type != "Concat" or list(concat.input) != flat:
             return None
-        alone = all(self._reader(name, shapes_too=True) is not None for name in flat)
-        return str(concat.output[0]) if alone and self._is_last(concat, flat[0]) else None
+        only_readers = all(self._reader(name, shapes_too=True) is not None for name in flat)
+        return str(concat.output[0]) if only_readers and self._is_last(concat, flat[0]) else None
 
     def _nodes(self, name: str) -> list[onnx.NodeProto]:
         return [node for node, _ in self._readers.get(name, [])]
@@ -179,15 +186,15 @@ def _is_shape(node: onnx.NodeProto) -> bool:
     return node.op_type == "Shape" and not node.domain
 
 
-def _put(edit: Editor, found: _Packed) -> None:
-    for node, place in ((found.attention, 0), *((node, 1) for node in found.gradients)):
-        node.input[:] = [*node.input[:place], found.packed, *node.input[place + 3 :]]
+def _put(edit: Editor, packing: _Packed) -> None:
+    for node, place in ((packing.attention, 0), *((node, 1) for node in packing.gradients)):
+        node.input[:] = [*node.input[:place], packing.packed, *node.input[place + 3 :]]
         set_attribute(node, "heads_first", None)
-        set_attribute(node, "packed", found.heads)
-    for node, name in zip(found.gradients, found.made, strict=True):
+        set_attribute(node, "packed", packing.heads)
+    for node, name in zip(packing.gradients, packing.joined_gradients, strict=True):
         node.output[:] = [name]
-    for node, tail in found.sizes:
-        _read_packed(edit, node, found.packed, tail)
+    for node, tail in packing.sizes:
+        _read_packed(edit, node, packing.packed, tail)
 
 
 def _read_packed(edit: Editor, shape: onnx.NodeProto, packed: str, tail: Sequence[int]) -> None:

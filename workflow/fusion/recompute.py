@@ -37,7 +37,7 @@ def recomputed(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
-    known = described(copy.graph)
+    descriptions = described(copy.graph)
     for number, chain in enumerate(list(_chains(copy))):
         names = {node.output[0]: f"{node.output[0]}.again.{number}" for node in chain.nodes}
         for node in chain.readers:
@@ -48,7 +48,7 @@ def recomputed(model: onnx.ModelProto) -> onnx.ModelProto:
             again.input[:] = [names.get(name, name) for name in node.input]
             copy.graph.node.append(again)
             description = copy.graph.value_info.add()
-            description.CopyFrom(known[node.output[0]])
+            description.CopyFrom(descriptions[node.output[0]])
             description.name = again.output[0]
     sort_nodes(copy.graph)
     prune(copy.graph)
@@ -56,7 +56,7 @@ def recomputed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _chains(model: onnx.ModelProto) -> Iterator[_Chain]:
-    nodes, known = list(model.graph.node), described(model.graph)
+    nodes, descriptions = list(model.graph.node), described(model.graph)
     outputs = {value.name for value in model.graph.output}
     makers = {name: node for node in nodes for name in node.output}
     groups = groups_of(model, element_types(model))
@@ -68,26 +68,31 @@ def _chains(model: onnx.ModelProto) -> Iterator[_Chain]:
     for group in groups:
         for value in group.outputs:
             outside = [place for place in readers.get(value, ()) if place not in group.members]
-            others = {id(of.get(place)): of.get(place) for place in outside}
-            other = next(iter(others.values())) if len(others) == 1 else None
-            if other is None or value in outputs or not is_large(dims_of(known[value])):
+            reading_groups = {id(of.get(place)): of.get(place) for place in outside}
+            other = next(iter(reading_groups.values())) if len(reading_groups) == 1 else None
+            if other is None or value in outputs or not is_large(dims_of(descriptions[value])):
                 continue
             chain = _computing(value, nodes, group)
             read = {name: None for node in chain for name in node.input}
             read = {name: None for name in read if name not in {node.output[0] for node in chain}}
             if len(chain) > MOST or len({*read, *other.inputs}) > INPUTS:
                 continue
-            made = [makers[name] for name in read if name in makers]
-            small = all(len(dims_of(known[name]) or ()) < 2 for name in read if name not in makers and name in known)
-            if small and len(made) == 1 and (made[0].domain, made[0].op_type) in PRODUCTS:
+            sources = [makers[name] for name in read if name in makers]
+            small = all(
+                len(dims_of(descriptions[name]) or ()) < 2
+                for name in read
+                if name not in makers and name in descriptions
+            )
+            # As much to read as the value itself, a tensor less to write, and a rounding less.
+            if small and len(sources) == 1 and (sources[0].domain, sources[0].op_type) in PRODUCTS:
                 yield _Chain(value, chain, [nodes[place] for place in outside])
 
 
 def _computing(value: str, nodes: Sequence[onnx.NodeProto], group: Group) -> list[onnx.NodeProto]:
     """The nodes of a group that a value is computed from."""
-    wanted, found = {value}, []
+    values, chain = {value}, []
     for place in sorted(group.members, reverse=True):
-        if nodes[place].output[0] in wanted:
-            wanted.update(nodes[place].input)
-            found.append(nodes[place])
-    return found[::-1]
+        if nodes[place].output[0] in values:
+            values.update(nodes[place].input)
+            chain.append(nodes[place])
+    return chain[::-1]

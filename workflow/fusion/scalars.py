@@ -36,6 +36,7 @@ _FORMS = {
     "Equal": "{0} == {1}",
     "Greater": "{0} > {1}",
     "Less": "{0} < {1}",
+    # ONNX Runtime's Min and Max hand on a NaN (`_Min` in cu_inc/common.cuh); C's fmin drops it.
     "Min": "{0} != {0} ? {0} : {1} != {1} ? {1} : {0} < {1} ? {0} : {1}",
     "Mul": "{0} * {1}",
     "Neg": "-{0}",
@@ -60,20 +61,25 @@ def scalars_in_one(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
     finder = _Finder(copy)
+    # In GPT-2's update 41 kernels less, which took 47 us on an H200, and as many gaps (docs/benchmarks.md).
     if len(finder.members) < FEWEST or len(finder.inputs) > _INPUTS or len(finder.outputs) > _OUTPUTS:
         return copy, 0
-    known = described(copy.graph)
+    descriptions = described(copy.graph)
     members = {id(node) for node in finder.members}
-    made = helper.make_node(
+    kernel_node = helper.make_node(
         OPERATOR, finder.inputs, finder.outputs, f"{finder.outputs[0]}/scalars", domain=CUDA_DOMAIN,
         source=finder.source(), ranks=[finder.ranks[name] for name in finder.outputs],
     )  # fmt: skip
     for name in finder.outputs:
-        if name not in known:
+        if name not in descriptions:
             dims = [1] * finder.ranks[name]
             copy.graph.value_info.append(helper.make_tensor_value_info(name, finder.types[name], dims))
-    kept = [onnx.NodeProto.FromString(each.SerializeToString()) for each in copy.graph.node if id(each) not in members]
-    replace(copy.graph.node, [*kept, made])
+    remaining = [
+        onnx.NodeProto.FromString(original.SerializeToString())
+        for original in copy.graph.node
+        if id(original) not in members
+    ]
+    replace(copy.graph.node, [*remaining, kernel_node])
     sort_nodes(copy.graph)
     prune(copy.graph)
     import_domain(copy, CUDA_DOMAIN)
@@ -105,12 +111,12 @@ class _Finder:
                 inside.add(node.output[0])
             elif behind.union(inside).intersection(read):
                 behind.update(node.output)
-        found = {self._aliases.get(name, name): None for node in self.members for name in node.input}
-        self.inputs = [name for name in found if name not in inside and name not in self._constants]
-        taken = {id(node) for node in self.members}
-        wanted = {name for node in nodes if id(node) not in taken for name in node.input}
-        wanted |= {value.name for value in model.graph.output}
-        self.outputs = [node.output[0] for node in self.members if node.output[0] in wanted]
+        reads = {self._aliases.get(name, name): None for node in self.members for name in node.input}
+        self.inputs = [name for name in reads if name not in inside and name not in self._constants]
+        member_ids = {id(node) for node in self.members}
+        outside_reads = {name for node in nodes if id(node) not in member_ids for name in node.input}
+        outside_reads |= {value.name for value in model.graph.output}
+        self.outputs = [node.output[0] for node in self.members if node.output[0] in outside_reads]
 
     def _fits(self, node: onnx.NodeProto, read: Sequence[str]) -> bool:
         if node.domain or node.op_type not in _FORMS or len(node.output) != 1:
@@ -131,15 +137,15 @@ class _Finder:
         lines = []
         for number, node in enumerate(self.members):
             read = [self._aliases.get(name, name) for name in node.input]
-            given = [names[name] if name in names else literal(self._constants[name]) for name in read]
+            arguments = [names[name] if name in names else literal(self._constants[name]) for name in read]
             kind = _TYPES[self.types[node.output[0]]]
-            lines.append(f"const {kind} v{number} = {_FORMS[node.op_type].format(*given, type=kind)};")
+            lines.append(f"const {kind} v{number} = {_FORMS[node.op_type].format(*arguments, type=kind)};")
             names[node.output[0]] = f"v{number}"
         lines += [f"*o{place} = {names[name]};" for place, name in enumerate(self.outputs)]
-        given = [f"const {_TYPES[self.types[name]]} *i{place}" for place, name in enumerate(self.inputs)]
-        made = [f"{_TYPES[self.types[name]]} *o{place}" for place, name in enumerate(self.outputs)]
+        arguments = [f"const {_TYPES[self.types[name]]} *i{place}" for place, name in enumerate(self.inputs)]
+        results = [f"{_TYPES[self.types[name]]} *o{place}" for place, name in enumerate(self.outputs)]
         body = "".join(f"    {line}\n" for line in lines)
-        return f'extern "C" __global__ void scalars({", ".join([*given, *made])}) {{\n{body}}}\n'
+        return f'extern "C" __global__ void scalars({", ".join([*arguments, *results])}) {{\n{body}}}\n'
 
 
 def _copies(nodes: Sequence[onnx.NodeProto], ranks: Mapping[str, int]) -> dict[str, str]:

@@ -151,7 +151,9 @@ FLOATS = {
     "Mul": "{0} * {1}",
     "Neg": "-{0}",
     "Reciprocal": "1.0f / {0}",
+    # ONNX Runtime's kernel makes 0 of a NaN, and a step that is not finite would look finite behind it.
     "Relu": "{0} < 0.0f ? 0.0f : {0}",
+    # The form of ONNX Runtime's kernel, for its bits; exp of a number that is not above 0 cannot overflow.
     "Sigmoid": "{0} > 0.0f ? 1.0f / (1.0f + expf(-fabsf({0}))) : 1.0f - 1.0f / (1.0f + expf(-fabsf({0})))",
     "Sqrt": "sqrtf({0})",
     "Sub": "{0} - {1}",
@@ -160,6 +162,7 @@ FLOATS = {
 }
 """Operator of ONNX -> what it is in CUDA, of fp32."""
 QUICK = {
+    # Rounding to 16 bits alone is off by up to 2^-8 (bf16) or 2^-11 (fp16).
     "Erf": "quick_erf({0}, {1})",
     "Exp": "quick_exp({0})",
     "Sigmoid": "quick_inverse(1.0f + quick_exp(-{0}))",
@@ -242,6 +245,7 @@ def kernel(
     several = lanes or lanes_of([name for name in (*inputs, *outputs) if name not in draws.read], types)
     operands = [f"a{place}" for place in range(len(inputs))] + [f"o{place}" for place in range(len(outputs))]
     references = ", ".join([*(f"const Operand &{name}" for name in operands), "unsigned long long n"])
+    # Without __grid_constant__ each thread copies a parameter whose address is taken to its local memory.
     parameters = ", ".join([*(f"const __grid_constant__ Operand {name}" for name in operands), "unsigned long long n"])
     arguments = ", ".join([*operands, "n"])
     loads = [
@@ -287,7 +291,7 @@ def _summing(
     references: str, parameters: str, arguments: str, body: Sequence[str], lanes: int, summed: int, functions: str
 ) -> str:
     """A warp takes N columns a thread, of every so many rows, and adds in fp32, in the order of the rows."""
-    more, names = ", unsigned long long width, float *part", "width, part"
+    extra, names = ", unsigned long long width, float *part", "width, part"
     loop = (
         "    const unsigned long long column = (blockIdx.x * 32ull + threadIdx.x % 32) * N;\n"
         f"    const unsigned long long warp = blockIdx.y * {SUMMING_WARPS}ull + threadIdx.x / 32;\n"
@@ -299,8 +303,8 @@ def _summing(
     )
     end = "    for (int k = 0; k < N; k++) part[warp * width + column + k] = total[k];\n"
     adding = [*body, f"for (int k = 0; k < N; k++) total[k] += y{summed}[k];"]
-    return _group(f"{references}{more}", loop, adding, functions, end) + "".join(
-        f'extern "C" __global__ void {name}({parameters}{more}) {{ group<{count}, {flat}>({arguments}, {names}); }}\n'
+    return _group(f"{references}{extra}", loop, adding, functions, end) + "".join(
+        f'extern "C" __global__ void {name}({parameters}{extra}) {{ group<{count}, {flat}>({arguments}, {names}); }}\n'
         for name, count, flat in zip(SUMMING, (1, lanes), ("false", "true"), strict=True)
     )
 

@@ -68,7 +68,7 @@ def with_rows(
     copy.CopyFrom(model)
     graph = copy.graph
     sort_nodes(graph)
-    types, found = element_types(copy), list[TableRows]()
+    types, lookups = element_types(copy), list[TableRows]()
     for entry in index:
         if entry.offset >= index.trained or len(entry.tensor.shape) != 2 or entry.tensor.count < least:
             continue
@@ -79,14 +79,14 @@ def with_rows(
         ]
         height, width = entry.tensor.shape
         # An all-reduce sends and receives each fp32 twice.
-        sizes = [each.entries * width * BYTES[each.kind] for each in rows]
-        if not chain or not all(each.entries for each in rows) or ranks * sum(sizes) > height * width * 4:
+        sizes = [lookup.entries * width * BYTES[lookup.kind] for lookup in rows]
+        if not chain or not all(lookup.entries for lookup in rows) or ranks * sum(sizes) > height * width * 4:
             continue
-        for node, each in zip(chain, rows, strict=True):
-            _exchange(graph, node, len(found))
-            found.append(each)
+        for node, lookup in zip(chain, rows, strict=True):
+            _exchange(graph, node, len(lookups))
+            lookups.append(lookup)
         _name_gradient(graph, gradient_of(entry.name), addend, types.get(addend, 0))
-    return copy, found
+    return copy, lookups
 
 
 def _chain(graph: onnx.GraphProto, gradient: str) -> tuple[list[onnx.NodeProto], str]:
@@ -118,8 +118,8 @@ def _source(graph: onnx.GraphProto, value: str) -> str:
 def _exchange(graph: onnx.GraphProto, node: onnx.NodeProto, number: int) -> None:
     """Turn a TableGrad into the TableRows of this number."""
     token = f"ortflow.rows.{number}"
-    made = helper.make_node(ROWS, node.input[:2], [token], node.name, domain=CUDA_DOMAIN, table=number)
-    node.CopyFrom(made)
+    replacement = helper.make_node(ROWS, node.input[:2], [token], node.name, domain=CUDA_DOMAIN, table=number)
+    node.CopyFrom(replacement)
     graph.value_info.append(helper.make_tensor_value_info(token, TensorProto.FLOAT, [1]))
 
 
@@ -131,6 +131,7 @@ def _name_gradient(graph: onnx.GraphProto, gradient: str, addend: str, kind: int
         nodes.append(node)
         if not addend or addend not in node.output:
             continue
+        # With a bias or a residual a Product writes halves: cuBLASLt takes both in the type of the result.
         if kind in HALVES and not (node.op_type == _PRODUCT and len(node.input) == 2):
             nodes.append(helper.make_node("Cast", [addend], [gradient], to=int(TensorProto.FLOAT)))
         else:

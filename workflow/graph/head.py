@@ -125,6 +125,7 @@ def _inner(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 def _varint(file: BinaryIO) -> int:
     value = 0
+    # 64 bits are ten groups of seven at most.
     for shift in range(0, 70, 7):
         byte = file.read(1)
         if not byte:

@@ -52,7 +52,7 @@ class Agreement:
         self.stop_check: int | None = None
         """The agreed check of the stop, once there is one."""
         self._number = 0
-        self._wanted: dict[str, str] = {}
+        self._requests: dict[str, str] = {}
 
     def ask(self, purpose: str, reason: str, members: Collection[int]) -> list[Prepare | Verdict]:
         """Begin a round with these members, or after the current one. A stop is agreed once."""
@@ -60,7 +60,7 @@ class Agreement:
             return []
         if purpose == SAVE and self._runs(SAVE):
             return []
-        self._wanted.setdefault(purpose, reason)
+        self._requests.setdefault(purpose, reason)
         return self._next(members)
 
     def bound(self, member: int, number: int, check: int, members: Collection[int]) -> list[Prepare | Verdict]:
@@ -79,27 +79,27 @@ class Agreement:
         return self._settle(members)
 
     def _runs(self, purpose: str) -> bool:
-        return purpose in self._wanted or (self.current is not None and self.current.purpose == purpose)
+        return purpose in self._requests or (self.current is not None and self.current.purpose == purpose)
 
     def _settle(self, members: Collection[int]) -> list[Prepare | Verdict]:
         current = self.current
         if current is None or current.waiting:
             return []
         self.current = None
-        found: list[Prepare | Verdict] = []
+        messages: list[Prepare | Verdict] = []
         if current.bounds:
             check = max(current.bounds)
             if current.purpose == STOP:
                 self.stop_check = check
-            found.append(Verdict(current.number, current.purpose, check))
-        return found + self._next(members)
+            messages.append(Verdict(current.number, current.purpose, check))
+        return messages + self._next(members)
 
     def _next(self, members: Collection[int]) -> list[Prepare | Verdict]:
         if self.current is not None or not members:
             return []
         for purpose in (STOP, SAVE):
-            if purpose in self._wanted:
-                reason = self._wanted.pop(purpose)
+            if purpose in self._requests:
+                reason = self._requests.pop(purpose)
                 self._number += 1
                 self.current = Round(self._number, purpose, reason, {*members})
                 return [Prepare(self._number, purpose, reason)]

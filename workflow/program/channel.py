@@ -27,10 +27,12 @@ class Peer:
     """A connection to another rank process."""
 
     def __init__(self, stream: socket.socket) -> None:
+        # Nagle's algorithm would hold back a short message until the one before it is acknowledged.
         stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A machine that loses its power sends nothing: the kernel asks after a quiet time.
         stream.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 6)):
+            # macOS has no TCP_KEEPIDLE.
             if hasattr(socket, name):
                 stream.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         self.stream = stream

@@ -59,6 +59,7 @@ class Child:
     def __init__(self, command: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> None:
         adopt_orphans()
         mark = f"{MARK}={secrets.token_hex(16)}"
+        # MPICH's mpirun, and srun with pmi2, name a rank's connection to them by its number; Popen would close it.
         passed = [int(environment["PMI_FD"])] if environment.get("PMI_FD", "").isdigit() else []
         try:
             self._process = subprocess.Popen(
@@ -72,8 +73,8 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            what = f"{command[0]} cannot be started: {error.strerror}"
-            raise UserError(what, where="program", fix="correct the path, or make the file executable") from error
+            sentence = f"{command[0]} cannot be started: {error.strerror}"
+            raise UserError(sentence, where="program", fix="correct the path, or make the file executable") from error
         except ValueError as error:
             raise UserError(f"{command[0]} cannot be started: {error}", where="program") from error
         self.pid = self._process.pid
@@ -91,6 +92,8 @@ class Child:
             return
         while True:
             try:
+                # WNOWAIT only looks: if the program itself were collected here, subprocess.Popen would report exit code
+                # 0.
                 ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
@@ -116,33 +119,33 @@ class Child:
     def end_leftovers(self) -> int:
         """After its end: kill what it has left behind; returns the number of such processes."""
         end = time.monotonic() + HELPERS
-        while (left := self._left()) and time.monotonic() < end:
+        while (leftovers := self._leftovers()) and time.monotonic() < end:
             time.sleep(0.02)
         self._kill_all()
-        return len(left)
+        return len(leftovers)
 
-    def _left(self) -> list[psutil.Process]:
+    def _leftovers(self) -> list[psutil.Process]:
         """Living processes that the program has started, if it has ended."""
-        found = []
+        processes = []
         for process in _descendants({self._guard.pid, *own_processes}):
             with contextlib.suppress(psutil.Error):
                 if process.pid != self.pid and process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
+                    processes.append(process)
                 elif process.pid != self.pid:
                     with contextlib.suppress(ChildProcessError):
                         os.waitpid(process.pid, os.WNOHANG)
-        return found
+        return processes
 
     def _kill_all(self) -> None:
         # A process may start another while the others are killed.
         for _ in range(100):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-            left = self._left()
+            leftovers = self._leftovers()
             running = self._process.poll() is None
-            if not left and not running:
+            if not leftovers and not running:
                 return
-            for process in left:
+            for process in leftovers:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
             time.sleep(0.01)
@@ -150,14 +153,14 @@ class Child:
 
 def _descendants(spared: set[int]) -> list[psutil.Process]:
     """All processes below this one, without `spared` and those below them."""
-    found: list[psutil.Process] = []
+    processes: list[psutil.Process] = []
     with contextlib.suppress(psutil.Error):
         for child in psutil.Process().children():
             if child.pid not in spared:
-                found.append(child)
+                processes.append(child)
                 with contextlib.suppress(psutil.Error):
-                    found += child.children(recursive=True)
-    return found
+                    processes += child.children(recursive=True)
+    return processes
 
 
 def _guard(group: int, mark: str) -> subprocess.Popen[bytes]:
@@ -190,6 +193,7 @@ def _before_exec() -> Callable[[], None]:
     def before_exec() -> None:
         if prctl is not None:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # The parent may have died before the call above, which then has no death to report.
             if os.getppid() != parent:
                 os._exit(1)
 

@@ -33,32 +33,32 @@ def node_command(
     Its processes get their rank from that launcher, which counts as ortflow does: node by node.
     """
     nodes, node = len(world.nodes), world.nodes.index(world.hosts[place.rank])
-    address, port, own = world.address, str(world.main_port), program.words
-    what = ["--module", str(program.module)] if program.module is not None else [str(program.script)]
+    address, port, arguments = world.address, str(world.main_port), program.words
+    target = ["--module", str(program.module)] if program.module is not None else [str(program.script)]
     if program.start == "torchrun":
         return [
             python, "-m", "torch.distributed.run", "--nnodes", str(nodes), "--node-rank", str(node),
             "--nproc-per-node", str(place.local_size), "--master-addr", address, "--master-port", port,
-            "--max-restarts", "0", *what, *own,
+            "--max-restarts", "0", *target, *arguments,
         ]  # fmt: skip
     if program.start == "deepspeed":
         info = {host: list(range(world.hosts.count(host))) for host in world.nodes}
         return [
             python, "-m", "deepspeed.launcher.launch",
             f"--world_info={base64.urlsafe_b64encode(json.dumps(info).encode()).decode()}", f"--node_rank={node}",
-            f"--master_addr={address}", f"--master_port={port}", *what, *own,
+            f"--master_addr={address}", f"--master_port={port}", *target, *arguments,
         ]  # fmt: skip
     if program.start == "accelerate":
         kind = ["--multi_gpu"] if on_gpus and world.size > 1 else [] if on_gpus else ["--cpu"]
         return [
             python, "-m", "accelerate.commands.launch", *kind, "--num_processes", str(world.size),
             "--num_machines", str(nodes), "--machine_rank", str(node), "--main_process_ip", address,
-            "--main_process_port", port, *what, *own,
+            "--main_process_port", port, *target, *arguments,
         ]  # fmt: skip
     assert program.start == "horovod"
     call = "from horovod.runner.launch import run_commandline; run_commandline()"
     started = [python, "-m", str(program.module)] if program.module is not None else [python, str(program.script)]
-    return [python, "-c", call, "-np", str(place.local_size), "--gloo", *started, *own]
+    return [python, "-c", call, "-np", str(place.local_size), "--gloo", *started, *arguments]
 
 
 PACKAGES = {"torchrun": "torch", "deepspeed": "deepspeed", "accelerate": "accelerate", "horovod": "horovod"}

@@ -44,10 +44,10 @@ class Hashing:
             if self._closed:
                 break
             try:
-                size, found = hash_file(Path(message["path"]) / name, sync=True)
+                size, digest = hash_file(Path(message["path"]) / name, sync=True)
             except OSError as error:
                 return {**done, "error": f"{error.filename or name}: {error.strerror}"}
-            done["records"].append({"name": name, "size": size, "hash": found})
+            done["records"].append({"name": name, "size": size, "hash": digest})
         return done
 
     def results(self) -> list[Message]:
@@ -126,7 +126,7 @@ class Commits:
 
     def results(self) -> list[tuple[str | None, str | None]]:
         """(path, error) of each save that has ended since the last call; it is recorded here."""
-        found = []
+        outcomes = []
         for about, path, error in drained(self._results):
             step = int(about["step"])
             if error is not None:
@@ -138,8 +138,8 @@ class Commits:
                 )
                 self._notice.clear()
                 self._unsaved, self._context.newest = None, step
-            found.append((path, error))
-        return found
+            outcomes.append((path, error))
+        return outcomes
 
     def abandon(self, step: int, reason: str) -> None:
         """Remove a failed save; the previous checkpoint is kept."""
@@ -163,8 +163,8 @@ class Commits:
         folder = context.store.begin(step, context.attempt)
         if not has_room(folder, RECORDS):
             self._unsaved = reason
-            written = sum((folder / name).stat().st_size for name in names)
-            self._notice.report(OutOfDisk(context.store.path, written + RECORDS))
+            size = sum((folder / name).stat().st_size for name in names)
+            self._notice.report(OutOfDisk(context.store.path, size + RECORDS))
 
     def _reason(self, error: OSError) -> str:
         if is_full(error):
@@ -182,19 +182,19 @@ def names_save(sentence: str, reason: str) -> bool:
 def divide(sizes: Mapping[str, int], ranks: Sequence[int]) -> dict[int, list[str]]:
     """Give files to ranks so that each has about the same number of bytes; ranks without a file are left out. Pure."""
     load = dict.fromkeys(ranks, 0)
-    found: dict[int, list[str]] = {}
+    shares: dict[int, list[str]] = {}
     for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
         rank = min(load, key=lambda rank: (load[rank], rank))
         load[rank] += sizes[name] + 1
-        found.setdefault(rank, []).append(name)
-    return found
+        shares.setdefault(rank, []).append(name)
+    return shares
 
 
 def drained(results: queue.SimpleQueue[Any]) -> list[Any]:
     """Everything in a queue."""
-    found = []
+    items = []
     while True:
         try:
-            found.append(results.get_nowait())
+            items.append(results.get_nowait())
         except queue.Empty:
-            return found
+            return items

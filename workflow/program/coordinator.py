@@ -49,9 +49,9 @@ class Commit:
 
     step: int
     begun: float
-    asked: set[int] = field(default_factory=set)
+    requesters: set[int] = field(default_factory=set)
     """Members that have asked for the folder."""
-    made: bool = False
+    has_folder: bool = False
     """The folder exists, and members write."""
     ended: dict[int, str | None] = field(default_factory=dict)
     """Members that have written, with their error."""
@@ -109,13 +109,13 @@ class Coordinator:
 
     def lost(self, rank: int, now: float) -> list[Out]:
         """The process of a rank is gone; if its program had not ended, all end."""
-        found: list[Out] = []
+        messages: list[Out] = []
         for member in [member for member, its in self.members.items() if its == rank]:
-            found += self._left(member, now)
+            messages += self._left(member, now)
         if rank not in self.ends:
             sentence = f"the process of rank {rank} has ended"
-            found += self._fail(rank, {"code": 1, "sentence": sentence, "communication": False}, now)
-        return found
+            messages += self._fail(rank, {"code": 1, "sentence": sentence, "communication": False}, now)
+        return messages
 
     def tick(self, now: float) -> list[Out]:
         """Tell the ranks of a failure; give up a checkpoint that not all ranks have asked for."""
@@ -124,12 +124,12 @@ class Coordinator:
             self.failed = {"kind": "failed", "rank": rank, "sentence": message["sentence"]}
             return [(None, self.failed)]
         commit = self.commit
-        if commit is None or commit.made or now < commit.begun + ASK_SECONDS:
+        if commit is None or commit.has_folder or now < commit.begun + ASK_SECONDS:
             return []
-        missing = sorted(set(range(self._size)) - commit.asked)
+        missing = sorted(set(range(self._size)) - commit.requesters)
         names = ", ".join(map(str, missing[:5])) + (", …" if len(missing) > 5 else "")
-        what = f"rank {names} has not" if len(missing) == 1 else f"ranks {names} have not"
-        return self._no_commit(f"{what} asked for it within {ASK_SECONDS:g} s: every rank calls commit")
+        subject = f"rank {names} has not" if len(missing) == 1 else f"ranks {names} have not"
+        return self._no_commit(f"{subject} asked for it within {ASK_SECONDS:g} s: every rank calls commit")
 
     def made(self, step: int, path: str | None, error: str | None) -> list[Out]:
         """The folder of a checkpoint exists, or cannot be made."""
@@ -138,7 +138,7 @@ class Coordinator:
             return []
         if error is not None:
             return self._no_commit(error)
-        commit.made = True
+        commit.has_folder = True
         return [(None, {"kind": "begun", "step": step, "path": path, "error": None})]
 
     def listed(self, shares: Mapping[int, list[str]], path: str) -> list[Out]:
@@ -172,33 +172,33 @@ class Coordinator:
     def _left(self, member: int, now: float) -> list[Out]:
         if self.members.pop(member, None) is None:
             return []
-        found = self._told(self.agreement.left(member, self.members))
+        messages = self._told(self.agreement.left(member, self.members))
         commit = self.commit
         if commit is not None and not commit.closing and member not in commit.ended:
             # Its part is missing, or never came.
-            return found + self._no_commit(f"the program of rank {member} has ended before it was saved")
-        return found
+            return messages + self._no_commit(f"the program of rank {member} has ended before it was saved")
+        return messages
 
     def _begin(self, member: int, step: int, now: float) -> list[Out]:
         if self.commit is None:
             self.commit = Commit(step, now)
         commit = self.commit
-        if commit.step != step or commit.made:
+        if commit.step != step or commit.has_folder:
             return self._no_commit(f"ranks ask for checkpoints of different steps, {commit.step} and {step}", step)
-        commit.asked.add(member)
+        commit.requesters.add(member)
         gone = self._seen - {*self.members}
         if gone:
             return self._no_commit(f"the program of rank {min(gone)} has ended without it")
-        if len(commit.asked) < self._size:
+        if len(commit.requesters) < self._size:
             return []
         return [(0, {"kind": "make", "step": step})]
 
     def _end(self, member: int, step: int, error: str | None) -> list[Out]:
         commit = self.commit
-        if commit is None or commit.step != step or not commit.made:
+        if commit is None or commit.step != step or not commit.has_folder:
             return []
         commit.ended[member] = error
-        if {*commit.ended} != commit.asked:
+        if {*commit.ended} != commit.requesters:
             return []
         for _, failure in sorted(commit.ended.items()):
             if failure is not None:
@@ -220,11 +220,11 @@ class Coordinator:
         """Nothing is committed, and every member that waits gets the reason."""
         commit, self.commit = self.commit, None
         steps = [step for step in (commit.step if commit is not None else None, other) if step is not None]
-        found: list[Out] = [(0, {"kind": "abandon", "step": steps[0], "reason": error})] if steps else []
+        messages: list[Out] = [(0, {"kind": "abandon", "step": steps[0], "reason": error})] if steps else []
         for step in dict.fromkeys(steps):
-            found.append((None, {"kind": "begun", "step": step, "path": None, "error": error}))
-            found.append((None, {"kind": "committed", "step": step, "path": None, "error": error}))
-        return found
+            messages.append((None, {"kind": "begun", "step": step, "path": None, "error": error}))
+            messages.append((None, {"kind": "committed", "step": step, "path": None, "error": error}))
+        return messages
 
     def _ended(self, rank: int, message: Message, now: float) -> list[Out]:
         self.ends[rank] = message

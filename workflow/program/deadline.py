@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from ortflow.workflow.spec.run import ProgramRunSpec
 
+# Slurm 22.05 does not set the first: the launcher does.
 END, KILL_WAIT = "SLURM_JOB_END_TIME", "ORTFLOW_KILL_WAIT"
 """Variables of a rank under Slurm: the end of the job, in seconds since the epoch; seconds from SIGTERM to SIGKILL."""
 PODS_SHARE = 0.75

@@ -50,7 +50,7 @@ class Known:
 
     status: int
     """Exit code; minus the signal if one ended it."""
-    asked: str | None = None
+    stop_reason: str | None = None
     """Why it was asked to stop."""
     killed: str | None = None
     """Why ortflow killed it."""
@@ -72,61 +72,63 @@ class Known:
     """Why it could not load its checkpoint."""
 
 
-def ending_of(known: Known, who: str) -> Ending:
-    """Return how the program of `who` (`rank 1`) has ended."""
-    program = f"the program of {who}"
-    if known.killed is not None:
-        code = EXIT_PREEMPTED if known.asked else EXIT_FAILURE
-        return Ending(code, f"{program} {known.killed}")
-    if known.status == 0:
-        return _exited(known, program)
-    if known.status < 0:
-        return _killed(known, program, -known.status)
+def ending_of(facts: Known, owner: str) -> Ending:
+    """Return how the program of `owner` (`rank 1`) has ended."""
+    program = f"the program of {owner}"
+    if facts.killed is not None:
+        code = EXIT_PREEMPTED if facts.stop_reason else EXIT_FAILURE
+        return Ending(code, f"{program} {facts.killed}")
+    if facts.status == 0:
+        return _exited(facts, program)
+    if facts.status < 0:
+        return _killed(facts, program, -facts.status)
     # A shell reports 128 + N for its child.
-    number = known.status - 128
-    if known.asked and number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+    number = facts.status - 128
+    if facts.stop_reason and number in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
         return Ending(EXIT_PREEMPTED, f"{program} was ended by {signal_name(number)} after the request to stop")
     if number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL):
-        return _killed(known, program, number)
-    if known.rejected is not None:
-        return Ending(EXIT_USER, f"{program} {known.rejected}")
-    said = last_error(known.tail)
+        return _killed(facts, program, number)
+    if facts.rejected is not None:
+        return Ending(EXIT_USER, f"{program} {facts.rejected}")
+    said = last_error(facts.tail)
     # torchrun raises SignalException when it has passed the signal on.
-    if known.asked and (said is None or said.startswith("KeyboardInterrupt") or "SignalException" in said):
-        return Ending(EXIT_PREEMPTED, f"{program} ended with exit code {known.status} after the request to stop")
+    if facts.stop_reason and (said is None or said.startswith("KeyboardInterrupt") or "SignalException" in said):
+        return Ending(EXIT_PREEMPTED, f"{program} ended with exit code {facts.status} after the request to stop")
     wrong = (
-        not known.stepped
-        and known.seconds < BEGINNING
-        and (known.status == EXIT_USER or (said or "").startswith(_IMPORTS))
+        not facts.stepped
+        and facts.seconds < BEGINNING
+        and (facts.status == EXIT_USER or (said or "").startswith(_IMPORTS))
     )
-    sentence = f"{program} ended with exit code {known.status}" + (f": {said}" if said else "")
+    sentence = f"{program} ended with exit code {facts.status}" + (f": {said}" if said else "")
     communication = said is not None and _OTHERS.search(said) is not None
-    if known.asked and communication:
+    if facts.stop_reason and communication:
         # All programs are ending, and one of them was faster.
         return Ending(EXIT_PREEMPTED, f"{sentence}, after the request to stop")
-    fix = advice(said or known.tail)
+    fix = advice(said or facts.tail)
     return Ending(EXIT_USER if wrong else EXIT_FAILURE, sentence + (f"; {fix}" if fix else ""), communication)
 
 
-def _exited(known: Known, program: str) -> Ending:
+def _exited(facts: Known, program: str) -> Ending:
     """Exit code 0: done, stopped as asked, or too early."""
-    complete = known.total is None or (known.step or 0) >= known.total
-    if known.finished or (complete and not known.asked):
+    complete = facts.total is None or (facts.step or 0) >= facts.total
+    if facts.finished or (complete and not facts.stop_reason):
         return Ending(EXIT_DONE)
-    if known.asked:
-        if complete and known.total is not None:
+    if facts.stop_reason:
+        if complete and facts.total is not None:
             return Ending(EXIT_DONE)
-        return Ending(EXIT_PREEMPTED, f"{program} stopped as asked ({known.asked})")
-    what = f"{program} ended with exit code 0 at step {known.step or 0} of {known.total}, and nothing asked it to stop"
-    return Ending(EXIT_FAILURE, f"{what}; call finished() if it may end early")
+        return Ending(EXIT_PREEMPTED, f"{program} stopped as asked ({facts.stop_reason})")
+    reason = (
+        f"{program} ended with exit code 0 at step {facts.step or 0} of {facts.total}, and nothing asked it to stop"
+    )
+    return Ending(EXIT_FAILURE, f"{reason}; call finished() if it may end early")
 
 
-def _killed(known: Known, program: str, number: int) -> Ending:
+def _killed(facts: Known, program: str, number: int) -> Ending:
     name = signal_name(number)
-    if known.asked and number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+    if facts.stop_reason and number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         return Ending(EXIT_PREEMPTED, f"{program} was ended by {name} after the request to stop")
-    memory = " (out of memory)" if known.out_of_memory and number == signal.SIGKILL else ""
-    said = last_error(known.tail)
+    memory = " (out of memory)" if facts.out_of_memory and number == signal.SIGKILL else ""
+    said = last_error(facts.tail)
     native = number in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
     because = f": {said}" if said is not None and native else ""
     communication = because != "" and _OTHERS.search(because) is not None
@@ -147,7 +149,7 @@ def last_error(tail: str) -> str | None:
             return match[1][:LONGEST]
         if _ERROR.match(line) or _BARE.match(line) or (_RAISED.match(line) and _ends_traceback(lines[:place])):
             said = line.strip()[:LONGEST]
-            frame = next((found for back in reversed(lines[:place]) if (found := _FRAME.match(back))), None)
+            frame = next((hit for back in reversed(lines[:place]) if (hit := _FRAME.match(back))), None)
             return f"{said} ({frame[1]}:{frame[2]})" if frame is not None else said
     return None
 

@@ -21,12 +21,12 @@ class Lead:
 
     def receive(self, rank: int, message: Message) -> list[Out]:
         """A message of a rank."""
-        found = self._coordinator.receive(rank, message, self._clock.monotonic())
-        if any(out["kind"] == "stop" for _, out in found):
+        messages = self._coordinator.receive(rank, message, self._clock.monotonic())
+        if any(out["kind"] == "stop" for _, out in messages):
             # One rank asks, for all.
             seconds = ask_slurm(str(message["reason"]))
-            found = [(to, {**out, "seconds": seconds} if out["kind"] == "stop" else out) for to, out in found]
-        return found
+            messages = [(to, {**out, "seconds": seconds} if out["kind"] == "stop" else out) for to, out in messages]
+        return messages
 
     def lost(self, rank: int) -> list[Out]:
         """The process of a rank is gone."""
@@ -34,10 +34,10 @@ class Lead:
 
     def turn(self) -> list[Out]:
         """Time has passed, and work on files may have ended."""
-        found = self._coordinator.tick(self._clock.monotonic())
+        messages = self._coordinator.tick(self._clock.monotonic())
         for path, error in self.commits.results():
-            found += self._coordinator.closed(path, error)
-        return found
+            messages += self._coordinator.closed(path, error)
+        return messages
 
     def carry_out(self, message: Message, ranks: Collection[int]) -> list[Out]:
         """What the coordinator wants to be done with files; `ranks` can hash some."""

@@ -60,9 +60,9 @@ class Library:
 
     def send(self, message: Message) -> None:
         """Send a decision to all."""
-        more = {"seconds_left": self._stopping()[1]} if message["kind"] == "prepare" else {}
+        extra_fields = {"seconds_left": self._stopping()[1]} if message["kind"] == "prepare" else {}
         for client in self._server.members:
-            client.send({**message, **more})
+            client.send({**message, **extra_fields})
 
     def answer(self, kind: str, message: Message) -> None:
         """Answer the requests of this kind for the message's step."""

@@ -108,7 +108,7 @@ class Loop:
         for rank in ready:
             if isinstance(rank, int) and rank in self._peers:
                 self._read_peer(rank)
-        if len(ready) > sum(isinstance(each, int) for each in ready):
+        if len(ready) > sum(isinstance(source, int) for source in ready):
             self._library.serve()
         self._server.flush()
         for message in self._hashing.results():
@@ -244,12 +244,12 @@ class Loop:
 
     def _seconds_left(self) -> float | None:
         """Seconds until the program is killed, if that is known."""
-        found = [job_end(os.environ, time.time())]
+        candidates = [job_end(os.environ, time.time())]
         if self._asked is not None:
             since = self._clock.monotonic() - self._asked_at
-            found = [self._limit - since, found[0] if self._killed_in is None else self._killed_in - since]
-        known = [seconds for seconds in found if seconds is not None]
-        return round(max(0.0, min(known)), 3) if known else None
+            candidates = [self._limit - since, candidates[0] if self._killed_in is None else self._killed_in - since]
+        limits = [seconds for seconds in candidates if seconds is not None]
+        return round(max(0.0, min(limits)), 3) if limits else None
 
     def _measure(self) -> None:
         """Record the memory of the program, beside this loop, if rank 0's has moved since the last time.
@@ -290,17 +290,17 @@ class Loop:
         self._library.serve()  # what it sent last
         context, library = self._context, self._library
         assert self._child is not None
-        left = self._child.end_leftovers()
-        if left:
-            many = "process" if left == 1 else "processes"
-            warn(context.events, f"the program of rank {context.place.rank} left {left} {many} behind: killed")
-        known = Known(
+        leftovers = self._child.end_leftovers()
+        if leftovers:
+            many = "process" if leftovers == 1 else "processes"
+            warn(context.events, f"the program of rank {context.place.rank} left {leftovers} {many} behind: killed")
+        facts = Known(
             status, self._asked, self._killed, stepped=library.stepped, finished=library.finished,
             step=context.progress.step, total=library.total, tail=self._output.tail(), rejected=library.rejected,
             out_of_memory=(oom_kills() or 0) > (self._ooms or 0),
             seconds=self._clock.monotonic() - self._started_at,
         )  # fmt: skip
-        ending = ending_of(known, f"rank {context.place.rank}")
+        ending = ending_of(facts, f"rank {context.place.rank}")
         if self._failed is not None and self._failed["rank"] != context.place.rank:
             sentence = f"ended because {self._failed['sentence']}"
             ending = Ending(EXIT_FAILURE, sentence, communication=True)

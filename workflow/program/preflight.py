@@ -35,24 +35,24 @@ def gate(peers: Mapping[int, Peer], place: Place, cores: int, events: EventLog) 
         Where rank 0 records the figures.
     """
     try:
-        why = _lead(peers, place, cores, events) if place.rank == 0 else _follow(peers[0], place, cores)
+        reason = _lead(peers, place, cores, events) if place.rank == 0 else _follow(peers[0], place, cores)
     except Lost as error:
         raise CommunicationError(f"another rank has ended in the preflight: {error}") from error
-    if why is not None:
-        raise SlowNodes(why)
+    if reason is not None:
+        raise SlowNodes(reason)
 
 
 def _lead(peers: Mapping[int, Peer], place: Place, cores: int, events: EventLog) -> str | None:
     begun = time.perf_counter()
-    found: dict[str, dict[str, float]] = {}
+    best: dict[str, dict[str, float]] = {}
     for _ in range(ROUNDS):
-        found = best_of(found, _measure(peers, place, cores))
-        if not slow_nodes(found):
+        best = best_of(best, _measure(peers, place, cores))
+        if not slow_nodes(best):
             break
-    why = conclude(events, found, None, time.perf_counter() - begun)
+    reason = conclude(events, best, None, time.perf_counter() - begun)
     for peer in peers.values():
-        peer.send({"why": why})
-    return why
+        peer.send({"why": reason})
+    return reason
 
 
 def _measure(peers: Mapping[int, Peer], place: Place, cores: int) -> dict[str, dict[str, float]]:
@@ -64,10 +64,10 @@ def _measure(peers: Mapping[int, Peer], place: Place, cores: int) -> dict[str, d
         answer = peer.receive(SECONDS)
         figures[rank], nodes[rank] = answer["figures"], str(answer["node"])
     ranks = sorted(figures)
-    seen = {nodes[0]}
+    measured_nodes = {nodes[0]}
     for rank in ranks:
-        if nodes[rank] not in seen:
-            seen.add(nodes[rank])
+        if nodes[rank] not in measured_nodes:
+            measured_nodes.add(nodes[rank])
             figures[rank]["network"] = _exchange(peers[rank])
     return of_nodes([nodes[rank] for rank in ranks], [figures[rank] for rank in ranks])
 

@@ -46,12 +46,12 @@ class Record:
     @property
     def environment(self) -> dict[str, str]:
         """For the manifests of checkpoints."""
-        kept = {
+        values = {
             "python": self.python, "platform": self.platform, "script": self.hash, "commit": self.commit,
             "changed": str(self.changed).lower(),
         }  # fmt: skip
-        kept.update(self.packages)
-        return {name: value for name, value in kept.items() if value}
+        values.update(self.packages)
+        return {name: value for name, value in values.items() if value}
 
 
 def take_record(program: ProgramSection, command: list[str], folder: Path) -> tuple[Record, bytes]:
@@ -74,8 +74,10 @@ def take_record(program: ProgramSection, command: list[str], folder: Path) -> tu
 
 def save_packages(run_dir: RunDir) -> None:
     """Write RUN_DIR/program/packages.txt: all that is installed. Takes tenths of a second, so not before the start."""
-    found = sorted(f"{one.name}=={one.version}" for one in metadata.distributions() if one.name)
-    write_atomically(run_dir.root / "program" / "packages.txt", ("\n".join(found) + "\n").encode())
+    lines = sorted(
+        f"{distribution.name}=={distribution.version}" for distribution in metadata.distributions() if distribution.name
+    )
+    write_atomically(run_dir.root / "program" / "packages.txt", ("\n".join(lines) + "\n").encode())
 
 
 def save_record(run_dir: RunDir, record: Record, diff: bytes) -> None:

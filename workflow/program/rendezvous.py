@@ -39,20 +39,20 @@ def rendezvous_file(run_dir: RunDir, attempt: int) -> Path:
     return run_dir.root / f".rendezvous-{attempt}"
 
 
-def alone(place: Place, wanted: int | None) -> World:
+def alone(place: Place, cores_per_rank: int | None) -> World:
     """The world of a single rank."""
     ports = free_ports(3)
-    cores = wanted or cores_of(mine := grant_of_this_process(place.host), [mine])
+    cores = cores_per_rank or cores_of(grant := grant_of_this_process(place.host), [grant])
     return World((place.host,), ("127.0.0.1",), (ports[0],), ports[1], ports[2], (cores,))
 
 
 def gather(
-    run_dir: RunDir, place: Place, attempt: int, wanted: int | None, leave: Callable[[], None]
+    run_dir: RunDir, place: Place, attempt: int, cores_per_rank: int | None, leave: Callable[[], None]
 ) -> tuple[World, dict[int, Peer]]:
     """Rank 0: wait for all others. Returns the world, and the connection to each.
 
-    `wanted` is the run file's number of cores of a rank. `leave` is called again and again, and raises to end the wait.
-    Raises OrtflowError if a rank does not come.
+    `cores_per_rank` is that of the run file. `leave` is called again and again, and raises to end the wait. Raises
+    OrtflowError if a rank does not come.
     """
     for path in run_dir.root.iterdir():
         if _OLD.fullmatch(path.name):
@@ -71,35 +71,35 @@ def gather(
         peers, joined = _accept_all(listener, size, token, leave)
     with suppress(OSError):
         file.unlink()
-    world = _world(place, wanted, peers, joined, one_machine=one_machine)
+    world = _world(place, cores_per_rank, peers, joined, one_machine=one_machine)
     for peer in peers.values():
         peer.send({"world": vars(world)})
     return world, peers
 
 
 def join(
-    run_dir: RunDir, place: Place, attempt: int, wanted: int | None, leave: Callable[[], None]
+    run_dir: RunDir, place: Place, attempt: int, cores_per_rank: int | None, leave: Callable[[], None]
 ) -> tuple[World, Peer]:
     """Another rank: find rank 0. Returns the world and the connection to rank 0. Parameters as `gather`."""
     file, end, reason = rendezvous_file(run_dir, attempt), time.monotonic() + SECONDS, "it has not written its address"
     while time.monotonic() < end:
         leave()
         try:
-            found = json.loads(read_whole(file))
+            contact = json.loads(read_whole(file))
         except (OSError, ValueError):
             time.sleep(POLL)
             continue
-        peer = _connect(found)
+        peer = _connect(contact)
         if peer is None:
-            reason = f"none of its addresses answers: {', '.join(found['addresses'])}, port {found['port']}"
+            reason = f"none of its addresses answers: {', '.join(contact['addresses'])}, port {contact['port']}"
             time.sleep(10 * POLL)
             continue
         grant = grant_of_this_process(place.host)
         peer.send(
             {
-                "token": found["token"], "rank": place.rank, "host": place.host, "port": free_ports(1)[0],
+                "token": contact["token"], "rank": place.rank, "host": place.host, "port": free_ports(1)[0],
                 "reached": peer.stream.getpeername()[0],
-                "grant": [sorted(grant.cores), grant.quota, grant.cgroup], "wanted": wanted,
+                "grant": [sorted(grant.cores), grant.quota, grant.cgroup], "wanted": cores_per_rank,
             }
         )  # fmt: skip
         while True:
@@ -126,29 +126,30 @@ def free_ports(count: int) -> list[int]:
     sockets = []
     try:
         for _ in range(count):
-            one = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-            sockets.append(one)
+            probe = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+            sockets.append(probe)
             for port in [*random.SystemRandom().sample(PORTS, 100), 0]:
                 with suppress(OSError):
-                    one.bind(("", port))
+                    probe.bind(("", port))
                     break
-        return [one.getsockname()[1] for one in sockets]
+        return [probe.getsockname()[1] for probe in sockets]
     finally:
-        for one in sockets:
-            one.close()
+        for probe in sockets:
+            probe.close()
 
 
 def own_addresses() -> list[str]:
     """IPv4 addresses of this machine, that of its name first, without the loopback unless there is no other."""
     import psutil
 
-    found: list[str] = []
+    addresses: list[str] = []
     with suppress(OSError):
-        found.append(socket.gethostbyname(socket.gethostname()))
+        addresses.append(socket.gethostbyname(socket.gethostname()))
     for entries in psutil.net_if_addrs().values():
-        found += [entry.address for entry in entries if entry.family == socket.AF_INET]
-    others = [address for address in dict.fromkeys(found) if not address.startswith("127.")]
-    return [*others, "127.0.0.1"]
+        addresses += [entry.address for entry in entries if entry.family == socket.AF_INET]
+    # Debian gives a machine's name the address 127.0.1.1, which no other machine reaches.
+    network_addresses = [address for address in dict.fromkeys(addresses) if not address.startswith("127.")]
+    return [*network_addresses, "127.0.0.1"]
 
 
 def _publish(file: Path, attempt: int, content: Message) -> None:
@@ -197,29 +198,30 @@ def _accept_all(
 
 
 def _world(
-    place: Place, wanted: int | None, peers: dict[int, Peer], joined: dict[int, Message], *, one_machine: bool
+    place: Place, cores_per_rank: int | None, peers: dict[int, Peer], joined: dict[int, Message], *, one_machine: bool
 ) -> World:
     ranks = range(place.world_size)
     remote = [joined[rank]["reached"] for rank in ranks[1:] if joined[rank]["host"] != place.host]
-    mine = "127.0.0.1" if one_machine or not remote else str(remote[0])
-    hosts, addresses, ports = [place.host], [mine], free_ports(1)
+    # The address by which a rank of another machine has reached this one: not all that it has need be routed.
+    local_address = "127.0.0.1" if one_machine or not remote else str(remote[0])
+    hosts, addresses, ports = [place.host], [local_address], free_ports(1)
     grants = [grant_of_this_process(place.host)]
     for rank in ranks[1:]:
         message = joined[rank]
         cores, quota, cgroup = message["grant"]
         hosts.append(str(message["host"]))
         grants.append(Grant(hosts[-1], frozenset(cores), quota, cgroup))
-        addresses.append(mine if hosts[-1] == place.host else peers[rank].stream.getpeername()[0])
+        addresses.append(local_address if hosts[-1] == place.host else peers[rank].stream.getpeername()[0])
         ports.append(int(message["port"]))
     main, jax = free_ports(2)
-    cores_each = tuple(wanted or cores_of(grant, grants) for grant in grants)
+    cores_each = tuple(cores_per_rank or cores_of(grant, grants) for grant in grants)
     return World(tuple(hosts), tuple(addresses), tuple(ports), main, jax, cores_each)
 
 
-def _connect(found: Message) -> Peer | None:
-    for address in found["addresses"]:
+def _connect(contact: Message) -> Peer | None:
+    for address in contact["addresses"]:
         try:
-            return Peer(socket.create_connection((address, found["port"]), timeout=3.0))
+            return Peer(socket.create_connection((address, contact["port"]), timeout=3.0))
         except OSError:
             continue
     return None

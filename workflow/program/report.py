@@ -78,20 +78,21 @@ class Report:
 
 def fields_of(values: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a step's event: those with a meaning of their own, and the others in `values`. Pure."""
-    found: dict[str, Any] = {}
-    others: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
+    extra_values: dict[str, Any] = {}
     for name, value in values.items():
         if name in FLOATS and is_number(value):
-            found[name] = float(value) if math.isfinite(value) else None
+            fields[name] = float(value) if math.isfinite(value) else None
+        # Python's True is an int, too.
         elif name in COUNTS and type(value) is int and 0 <= value < 2**63:
-            found[name] = value
+            fields[name] = value
         elif name == "seconds" and is_number(value) and math.isfinite(value):
-            found[name] = float(value)
+            fields[name] = float(value)
         elif is_number(value):
-            others[name] = value if math.isfinite(value) else None
+            extra_values[name] = value if math.isfinite(value) else None
         else:
-            others[name] = str(value)
-    return {**found, **({"values": others} if others else {})}
+            extra_values[name] = str(value)
+    return {**fields, **({"values": extra_values} if extra_values else {})}
 
 
 def is_number(value: object) -> bool:

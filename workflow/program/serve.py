@@ -40,6 +40,7 @@ class Client:
 
     def flush(self) -> None:
         """Send what waits; an error is found by `read`."""
+        # BlockingIOError is one, too: the program does not read, and the rest is sent at the next call.
         with contextlib.suppress(OSError):
             while self._unsent:
                 self._unsent = self._unsent[self.stream.send(self._unsent) :]
@@ -51,17 +52,17 @@ class Client:
 
     def read(self) -> tuple[list[Message], bool]:
         """The messages that have arrived, and whether the connection has ended."""
-        found: list[Message] = []
+        messages: list[Message] = []
         try:
             while True:
                 data = self.stream.recv(1 << 16)
                 if not data:
-                    return found, True
-                found.extend(self._lines.feed(data))
+                    return messages, True
+                messages.extend(self._lines.feed(data))
         except (BlockingIOError, InterruptedError):
-            return found, False
+            return messages, False
         except (OSError, WireError):
-            return found, True
+            return messages, True
 
 
 class Server:
@@ -100,11 +101,12 @@ class Server:
             messages, over = client.read()
             for message in messages:
                 if client.rank is None:
+                    # `==` would take the longer, the more of the token is right.
                     if message["kind"] != "hello" or not hmac.compare_digest(message["token"], self._token):
                         over = True
                         break
-                    if (why := self._refusal(message)) is not None:
-                        client.send({"kind": "reply", "id": message["id"], "error": why})
+                    if (refusal := self._refusal(message)) is not None:
+                        client.send({"kind": "reply", "id": message["id"], "error": refusal})
                         over = True
                         break
                     client.rank, client.level, client.pid = message["rank"], message["level"], message["pid"]

@@ -30,16 +30,17 @@ def check_source(program: ProgramSection, python: str = sys.executable) -> None:
     path = Path(program.script)
     if not path.is_file():
         raise UserError(f"there is no file {path}", where=WHERE, fix="correct the path")
-    found = _here(path) if python == sys.executable else _there(path, python)
-    if found is not None:
-        line, what = found
-        raise UserError(f"{path}:{line}: {what}", where=WHERE, fix="correct the program")
+    fault = _here(path) if python == sys.executable else _there(path, python)
+    if fault is not None:
+        line, reason = fault
+        raise UserError(f"{path}:{line}: {reason}", where=WHERE, fix="correct the program")
 
 
 def _here(path: Path) -> tuple[int, str] | None:
     try:
         with tokenize.open(path) as file:
             text = file.read()
+        # Without dont_inherit the program would be compiled with this module's `from __future__ import annotations`.
         compile(text, str(path), "exec", dont_inherit=True)
     except SyntaxError as error:
         return error.lineno or 1, f"syntax error: {error.msg}"
@@ -49,6 +50,7 @@ def _here(path: Path) -> tuple[int, str] | None:
 
 
 def _there(path: Path, python: str) -> tuple[int, str] | None:
+    # `-c` puts the working folder on sys.path, where a program may have a tokenize.py of its own.
     done = subprocess.run([python, "-c", _CHECK, str(path)], capture_output=True, text=True, timeout=60, cwd="/")
-    line, _, what = done.stdout.strip().partition(" ")
-    return (int(line), f"syntax error: {what}") if line.isdigit() else None
+    line, _, message = done.stdout.strip().partition(" ")
+    return (int(line), f"syntax error: {message}") if line.isdigit() else None

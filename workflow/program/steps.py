@@ -93,8 +93,8 @@ def runtime(context: ProgramContext) -> None:
     directory = context.run_dir.root / spec.checkpoint.directory
     context.store = DirectoryStore(directory, context.location)
     tensorboard = context.run_dir.root / spec.monitor.tensorboard_directory
-    wanted = context.leads and spec.monitor.tensorboard
-    context.report = Report(context.events, context.run_dir, tensorboard if wanted else None, context.clock)
+    writes_scalars = context.leads and spec.monitor.tensorboard
+    context.report = Report(context.events, context.run_dir, tensorboard if writes_scalars else None, context.clock)
     if context.leads and context.trouble is None:
         try:
             _find_newest(context)
@@ -117,15 +117,15 @@ def runtime(context: ProgramContext) -> None:
 
 
 def _connect(context: ProgramContext) -> None:
-    wanted, place = context.spec.resources.cpus_per_rank, context.place
+    cores_per_rank, place = context.spec.resources.cpus_per_rank, context.place
     if place.world_size == 1:
-        context.world = alone(place, wanted)
+        context.world = alone(place, cores_per_rank)
     elif context.leads:
         context.world, context.peers = gather(
-            context.run_dir, place, context.attempt, wanted, context.leave_if_asked
+            context.run_dir, place, context.attempt, cores_per_rank, context.leave_if_asked
         )  # fmt: skip
     else:
-        context.world, peer = join(context.run_dir, place, context.attempt, wanted, context.leave_if_asked)
+        context.world, peer = join(context.run_dir, place, context.attempt, cores_per_rank, context.leave_if_asked)
         context.peers = {0: peer}
 
 
@@ -173,8 +173,8 @@ def _introduce(context: ProgramContext) -> None:
     world, record = context.world, context.record
     for change in context.run_dir.read_attempts():
         if change.get("event") == "changed" and change.get("attempt") == context.attempt:
-            for one in change.get("changes", ()):
-                context.events.write("changed", **one)
+            for difference in change.get("changes", ()):
+                context.events.write("changed", **difference)
     context.events.write("environment", **record.environment)
     if world.size > 1:
         print(f"{world.size} ranks on {len(world.nodes)} node(s), {world.cores[0]} core(s) each", flush=True)
@@ -198,7 +198,7 @@ def train(context: ProgramContext) -> None:
         variables = start_variables(
             place, context.world, context.attempt, spec.restart.failures, spec.name
         )  # fmt: skip
-        own = {
+        run_variables = {
             **server.variables,
             "ORTFLOW_RUN_DIR": str(context.run_dir.root),
             "ORTFLOW_RUN_NAME": spec.name,
@@ -208,7 +208,7 @@ def train(context: ProgramContext) -> None:
         }
         environment = for_launcher(
             spec.program.start,
-            environment_of(os.environ, context.world.cores[place.rank], variables, own, spec.program.env),
+            environment_of(os.environ, context.world.cores[place.rank], variables, run_variables, spec.program.env),
         )
         cwd = Path(spec.program.cwd or context.run_dir.root)
         command = _command(context)
@@ -283,8 +283,8 @@ def export(context: ProgramContext) -> None:
     path = context.run_dir.root / context.spec.export.path
     if not path.exists():
         return
-    files = [path] if path.is_file() else [one for one in path.rglob("*") if one.is_file()]
-    size = sum(one.stat().st_size for one in files)
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    size = sum(file.stat().st_size for file in files)
     context.events.write("export", path=str(path), files=len(files), bytes=size)
 
 

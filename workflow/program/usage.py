@@ -55,23 +55,24 @@ def descendants(pid: int) -> set[int]:
     family: set[int] = set()
     waiting = [pid]
     while waiting:
-        one = waiting.pop()
-        if one in family or not os.path.exists(f"/proc/{one}"):
+        member = waiting.pop()
+        if member in family or not os.path.exists(f"/proc/{member}"):
             continue
-        family.add(one)
+        family.add(member)
         try:
-            for thread in os.listdir(f"/proc/{one}/task"):
-                waiting += map(int, Path(f"/proc/{one}/task/{thread}/children").read_text().split())
+            for thread in os.listdir(f"/proc/{member}/task"):
+                waiting += map(int, Path(f"/proc/{member}/task/{thread}/children").read_text().split())
         except OSError:
             # The process has just ended, or the kernel lacks CONFIG_PROC_CHILDREN: psutil reads all processes.
             with suppress(psutil.Error):
-                waiting += [child.pid for child in psutil.Process(one).children()]
+                waiting += [child.pid for child in psutil.Process(member).children()]
     return family
 
 
 def resident_of(pid: int) -> int | None:
     """Resident bytes of a process; None if it is gone."""
     try:
+        # In pages, unlike the numbers of /proc/PID/status.
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError):
         return None

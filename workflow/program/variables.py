@@ -69,7 +69,7 @@ def start_variables(place: Place, world: World, attempt: int, restarts: int, nam
     """
     nodes = world.nodes
     node = nodes.index(world.hosts[place.rank])
-    found: dict[str, int | str] = {
+    variables: dict[str, int | str] = {
         "RANK": place.rank,
         "WORLD_SIZE": world.size,
         "LOCAL_RANK": place.local_rank,
@@ -82,6 +82,7 @@ def start_variables(place: Place, world: World, attempt: int, restarts: int, nam
         "ROLE_NAME": "default",
         "MASTER_ADDR": world.address,
         "MASTER_PORT": world.main_port,
+        # torch.distributed.is_torchelastic_launched() asks for this one.
         "TORCHELASTIC_RUN_ID": name,
         "TORCHELASTIC_RESTART_COUNT": attempt,
         "TORCHELASTIC_MAX_RESTARTS": restarts,
@@ -97,8 +98,8 @@ def start_variables(place: Place, world: World, attempt: int, restarts: int, nam
         "JAX_PROCESS_ID": place.rank,
     }
     if world.size > 1:
-        found["TF_CONFIG"] = tf_config(world, place.rank)
-    return {key: str(value) for key, value in found.items()}
+        variables["TF_CONFIG"] = tf_config(world, place.rank)
+    return {key: str(value) for key, value in variables.items()}
 
 
 def tf_config(world: World, rank: int) -> str:
@@ -112,6 +113,7 @@ def default_variables(cores: int) -> dict[str, str]:
     return {
         # A traceback of every thread when a signal such as SIGSEGV ends Python.
         "PYTHONFAULTHANDLER": "1",
+        # The growth of the log is a sign that the program moves: lines must reach it when they are printed.
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(cores),
     }
@@ -132,14 +134,18 @@ PLACES: Sequence[str] = (
 
 
 def environment_of(
-    outer: Mapping[str, str], cores: int, variables: Mapping[str, str], own: Mapping[str, str], given: Mapping[str, str]
+    outer: Mapping[str, str],
+    cores: int,
+    variables: Mapping[str, str],
+    run_variables: Mapping[str, str],
+    overrides: Mapping[str, str],
 ) -> dict[str, str]:
     """The complete environment of the program.
 
     Start variables replace those of the surrounding environment, such as another job's; the run file's replace all.
     """
-    kept = {name: value for name, value in outer.items() if name not in DROPPED}
-    return {**default_variables(cores), **kept, **variables, **own, **given}
+    inherited = {name: value for name, value in outer.items() if name not in DROPPED}
+    return {**default_variables(cores), **inherited, **variables, **run_variables, **overrides}
 
 
 DROPPED: Sequence[str] = ("ORTFLOW_DIE_WITH_PARENT", "ORTFLOW_OWNER", "ORTFLOW_LAUNCHER")

@@ -46,20 +46,20 @@ def read_checkpoint(store: DirectoryStore, step: int | None) -> tuple[Manifest, 
     the optimizer's state is not kept. Raises UserError if there is no such checkpoint or if it is damaged.
     """
     steps = store.steps()
-    known = ", ".join(map(str, steps)) or "none"
+    existing = ", ".join(map(str, steps)) or "none"
     if step is not None and step not in steps:
-        raise UserError(f"no checkpoint of step {step}", where=str(store.path), fix=f"choose of: {known}")
-    for each in reversed(steps) if step is None else [step]:
+        raise UserError(f"no checkpoint of step {step}", where=str(store.path), fix=f"choose of: {existing}")
+    for candidate in reversed(steps) if step is None else [step]:
         try:
-            manifest = read_manifest(store, each)
+            manifest = read_manifest(store, candidate)
             flat = np.zeros(manifest.index.size, np.float32)
             average = np.zeros(manifest.buffers[BUFFER].count if is_averaged(manifest) else 0, np.float32)
             averages = {BUFFER: average} if is_averaged(manifest) else {}
-            load(store, each, {"parameters": flat, **averages}, index=manifest.index, partial=True)
+            load(store, candidate, {"parameters": flat, **averages}, index=manifest.index, partial=True)
         except Damaged as fault:
             if step is not None:
                 raise UserError(fault.reason, where=str(fault.path), fix="choose another step") from fault
             continue
         flat[: average.size] = average  # of the trained parameters, which are first in the index
         return manifest, {e.name: flat[e.offset : e.end].reshape(e.tensor.shape) for e in manifest.index}
-    raise UserError(f"no complete checkpoint (existing steps: {known})", where=str(store.path))
+    raise UserError(f"no complete checkpoint (existing steps: {existing})", where=str(store.path))

@@ -115,5 +115,6 @@ def encoded(values: Iterable[tuple[str, str, Array]], metadata: Mapping[str, str
 
 def _head(header: Mapping[str, Any]) -> bytes:
     text = json.dumps(header, separators=(",", ":")).encode()
+    # safetensors' own library pads the header to 8 bytes as well, so that tensors are aligned in a mapped file.
     text = text.ljust(-(-len(text) // 8) * 8)
     return len(text).to_bytes(8, "little") + text

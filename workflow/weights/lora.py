@@ -24,12 +24,12 @@ def adapted(tensors: Mapping[str, Array]) -> list[str]:
 
 def merged(tensors: Mapping[str, Array], section: Lora) -> dict[str, Array]:
     """The tensors with every adapter added to its weight, without the adapters."""
-    found = set(adapted(tensors))
+    adapted_weights = set(adapted(tensors))
     scale = np.float32(section.alpha / section.rank)
-    apart = {name + end for name in found for end in (A, B)}
+    apart = {name + end for name in adapted_weights for end in (A, B)}
 
     def whole(name: str) -> Array:
         weight = tensors[name]
-        return weight + scale * (tensors[name + B] @ tensors[name + A]) if name in found else weight
+        return weight + scale * (tensors[name + B] @ tensors[name + A]) if name in adapted_weights else weight
 
     return {name: whole(name) for name in tensors if name not in apart}

@@ -20,9 +20,9 @@ class Match:
 
     sources: Mapping[str, Sequence[str]]
     """Tensor of the model -> the entries of the file that it has its value of; tied entries are all listed."""
-    others: Mapping[str, str]
+    other_entries: Mapping[str, str]
     """Entry of the module's state_dict that no tensor of the run has -> entry of the file."""
-    kept: Sequence[str]
+    unchanged: Sequence[str]
     """Tensors that keep the values of the model file."""
 
 
@@ -34,7 +34,7 @@ class Targets:
     """Its tensors, which a run may change or freeze."""
     aliases: Mapping[str, str]
     """PyTorch's name -> the tensor, where there is a table."""
-    others: Mapping[str, Shape]
+    other_entries: Mapping[str, Shape]
     """Further entries of the module's state_dict, and constants of the graph."""
 
     def tensor(self, name: str) -> str | None:
@@ -70,27 +70,27 @@ def match(
     UserError
         If a tensor has no source, an entry no tensor, or the two other shapes; or if a pattern matches nothing.
     """
-    kept = _kept(targets, missing)
+    unchanged = _kept(targets, missing)
     skipped = {name for name in sources for pattern in unexpected if fnmatch.fnmatchcase(name, pattern)}
     _refuse_idle(unexpected, sources, "unexpected", "entry of the file")
     _refuse_idle(names, sources, "names", "entry of the file")
-    found: dict[str, list[str]] = {}
-    others: dict[str, str] = {}
-    left: list[str] = []
+    tensor_sources: dict[str, list[str]] = {}
+    other_entries: dict[str, str] = {}
+    unmatched: list[str] = []
     for name in sources:
         if name in skipped:
             continue
         renamed = rename(name, names)
         tensor = targets.tensor(renamed)
         if tensor is not None:
-            found.setdefault(tensor, []).append(name)
-        elif renamed in targets.others:
-            others[renamed] = name
+            tensor_sources.setdefault(tensor, []).append(name)
+        elif renamed in targets.other_entries:
+            other_entries[renamed] = name
         else:
-            left.append(name)
-    for name in kept:
-        found.pop(name, None)
-    absent = [name for name in targets.shapes if name not in found and name not in kept]
+            unmatched.append(name)
+    for name in unchanged:
+        tensor_sources.pop(name, None)
+    absent = [name for name in targets.shapes if name not in tensor_sources and name not in unchanged]
     if absent:
         raise UserError(
             f"the file has no value for {some(absent)} of {len(targets.shapes)} tensors of the model",
@@ -99,22 +99,22 @@ def match(
         )
     wrong = [
         f"{name} ({_shape(targets.shapes[tensor])} in the model, {_shape(sources[name])} in the file)"
-        for tensor, entries in found.items()
+        for tensor, entries in tensor_sources.items()
         for name in entries
         if sources[name] != targets.shapes[tensor]
     ]
     wrong += [
-        f"{name} ({_shape(targets.others[other])} in the model, {_shape(sources[name])} in the file)"
-        for other, name in others.items()
-        if sources[name] != targets.others[other]
+        f"{name} ({_shape(targets.other_entries[other])} in the model, {_shape(sources[name])} in the file)"
+        for other, name in other_entries.items()
+        if sources[name] != targets.other_entries[other]
     ]
     if wrong:
         fix = "use the weights of the same architecture, or list what keeps the model's values (missing)"
         raise UserError(f"the shapes differ: {some(wrong)}", where=WHERE, fix=fix)
-    if left:
-        what = f"the model has no tensor for {some(left)} of {len(sources)} entries of the file"
-        raise UserError(what, where=WHERE, fix="map the names (names), or list what is not read (unexpected)")
-    return Match(found, others, sorted(kept))
+    if unmatched:
+        sentence = f"the model has no tensor for {some(unmatched)} of {len(sources)} entries of the file"
+        raise UserError(sentence, where=WHERE, fix="map the names (names), or list what is not read (unexpected)")
+    return Match(tensor_sources, other_entries, sorted(unchanged))
 
 
 def rename(name: str, names: Mapping[str, str]) -> str:
@@ -135,42 +135,42 @@ def rename(name: str, names: Mapping[str, str]) -> str:
 
 def some(names: Sequence[str]) -> str:
     """The first few names, and the number of others."""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+    suffix = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + suffix
 
 
 def _kept(targets: Targets, missing: Sequence[str]) -> set[str]:
-    kept: set[str] = set()
+    unchanged: set[str] = set()
     for place, pattern in enumerate(missing):
-        known = (*targets.shapes, *targets.aliases)
-        hits = {str(targets.tensor(name)) for name in known if fnmatch.fnmatchcase(name, pattern)}
+        candidates = (*targets.shapes, *targets.aliases)
+        hits = {str(targets.tensor(name)) for name in candidates if fnmatch.fnmatchcase(name, pattern)}
         if not hits:
             raise UserError(
                 f"the pattern {pattern!r} matches no tensor of the model",
                 where=f"{WHERE}.missing[{place}]",
                 fix="`ortflow inspect` lists them",
             )
-        kept |= hits
-    return kept
+        unchanged |= hits
+    return unchanged
 
 
-def _refuse_idle(patterns: Iterable[str], names: Collection[str], key: str, what: str) -> None:
+def _refuse_idle(patterns: Iterable[str], names: Collection[str], key: str, kind: str) -> None:
     for pattern in patterns:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             shown = some(sorted(names))
-            raise UserError(f"the pattern {pattern!r} matches no {what}", where=f"{WHERE}.{key}", fix=f"it has {shown}")
+            raise UserError(f"the pattern {pattern!r} matches no {kind}", where=f"{WHERE}.{key}", fix=f"it has {shown}")
 
 
 def _prefix_hint(sources: Mapping[str, Shape], targets: Targets) -> str:
     """How to map names that differ by a prefix, as DistributedDataParallel and torch.compile add one."""
-    known = {*targets.shapes, *targets.aliases}
+    model_names = {*targets.shapes, *targets.aliases}
     for name in sources:
         for place in (i for i, letter in enumerate(name) if letter == "."):
             prefix, rest = name[: place + 1], name[place + 1 :]
-            if rest in known and name not in known:
+            if rest in model_names and name not in model_names:
                 return f"if the prefix is all that differs: `names: {{'{prefix}*': '*'}}`"
     first = next(iter(sources), "")
-    for name in known:
+    for name in model_names:
         if first and name.endswith(f".{first}"):
             return f"if the prefix is all that differs: `names: {{'*': '{name.removesuffix(first)}*'}}`"
     return ""

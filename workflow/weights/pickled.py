@@ -73,7 +73,7 @@ def _state_dict(value: Any, path: Path) -> Mapping[str, Stored]:
     holders = [value] if isinstance(value, Mapping) else []
     holders += [value[key] for key in INSIDE if holders and isinstance(value.get(key), Mapping)]
     for holder in holders:
-        tensors = {name: each for name, each in holder.items() if isinstance(name, str) and isinstance(each, Stored)}
+        tensors = {name: entry for name, entry in holder.items() if isinstance(name, str) and isinstance(entry, Stored)}
         if tensors:
             return tensors
     raise _not_readable(path, "it has no state_dict", "save module.state_dict() with torch.save")
@@ -90,15 +90,15 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         """Only what rebuilds tensors; every other name is refused."""
-        known: Mapping[tuple[str, str], Callable[..., Any]] = {
+        rebuilders: Mapping[tuple[str, str], Callable[..., Any]] = {
             ("collections", "OrderedDict"): OrderedDict,
             ("torch", "Size"): tuple,
             ("torch._utils", "_rebuild_tensor_v2"): self._tensor,
             ("torch._utils", "_rebuild_parameter"): _first,
             ("torch._tensor", "_rebuild_from_type_v2"): _rebuilt,
         }
-        if (module, name) in known:
-            return known[module, name]
+        if (module, name) in rebuilders:
+            return rebuilders[module, name]
         if module in ("torch", "torch.storage") and name in STORAGES:
             return _kind(name)
         raise _Refused(f"{module}.{name}")

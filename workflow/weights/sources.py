@@ -63,9 +63,9 @@ def open_weights(path: Path, step: int | None = None) -> Weights:
 
 
 def _open(path: Path, step: int | None) -> Weights:
-    if (found := store_at(path)) is not None:
-        store, named = found
-        return _of_checkpoint(store, named if step is None else step)
+    if (location := store_at(path)) is not None:
+        store, path_step = location
+        return _of_checkpoint(store, path_step if step is None else step)
     if step is not None:
         raise UserError(f"{path} has no checkpoints", where=STEP, fix="remove the step")
     if path.is_dir():
@@ -83,6 +83,8 @@ def _tensors(path: Path) -> Mapping[str, Stored]:
         return _of_model(path)
     with path.open("rb") as file:
         head = file.read(9)
+    # safetensors begins with the length of its header in 8 bytes and the header's brace, torch.save's zip archive with
+    # PK.
     if path.suffix == ".safetensors" or (head[8:9] == b"{" and head[:2] != b"PK"):
         return read_file(path).tensors
     return read_pickled(path)
@@ -116,11 +118,12 @@ def _of_model(path: Path) -> Mapping[str, Stored]:
     def stored(tensor: Any) -> Stored | None:
         array = numpy_helper.to_array(tensor)
         dtype = "BF16" if str(array.dtype) == "bfloat16" else kinds.get(array.dtype)
+        # Only onnx's ml_dtypes has bfloat16, as a type of its own; a Stored has its bits.
         bits = array.view(np.uint16) if dtype == "BF16" else array
         return None if dtype is None else Stored(dtype, tuple(array.shape), lambda: bits)
 
-    made = {tensor.name: stored(tensor) for tensor in model.graph.initializer}
-    return {name: each for name, each in made.items() if each is not None}
+    stored_tensors = {tensor.name: stored(tensor) for tensor in model.graph.initializer}
+    return {name: entry for name, entry in stored_tensors.items() if entry is not None}
 
 
 def _of_checkpoint(store: DirectoryStore, step: int | None) -> Weights:

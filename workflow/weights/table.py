@@ -86,6 +86,7 @@ def as_float32(array: Array, dtype: str) -> npt.NDArray[np.float32]:
     if dtype == "BF16":
         bits: Array = array.astype(np.uint32) << np.uint32(16)
         return bits.view(np.float32)
+    # numpy warns of a double that is infinite in single precision.
     with np.errstate(over="ignore"):
         return np.asarray(array, dtype=np.float32)
 
@@ -94,7 +95,9 @@ def as_dtype(array: Array, dtype: str) -> Array:
     """Elements of single precision, or integers, as safetensors' element type `dtype` stores them."""
     if dtype == "BF16":
         bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        # To the nearest, and to an even last bit between two, as PyTorch rounds.
         return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     if np.issubdtype(array.dtype, np.floating) and dtype[0] in "IU":
+        # astype cuts the fraction off: 2.9999998 would become 2.
         array = np.rint(array)
     return array.astype(STORED[dtype], copy=False)

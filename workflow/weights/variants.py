@@ -31,6 +31,7 @@ OPTIMIZED_TOLERANCE = 1e-4
 """Relative difference that another order of additions may make."""
 ROUNDS = 5
 """Times that the samples are run for the latency; the median counts."""
+# protobuf reads and writes at most 2 GiB.
 LARGEST = 1_500_000_000
 """Bytes of a model file; larger ones have their weights beside them."""
 
@@ -54,10 +55,12 @@ class Variant:
 
     def __str__(self) -> str:
         (size, before), (now, then) = self.bytes, self.seconds
-        same = "" if self.agreement is None else f", the largest output the same in {self.agreement:.2%} of rows"
+        agreement_text = (
+            "" if self.agreement is None else f", the largest output the same in {self.agreement:.2%} of rows"
+        )
         return (
             f"{self.path}: {size / before:.2f} of the size and {now / then:.2f} of the time of the exported model,"
-            f" relative difference {self.difference:.2g}{same}{self._metrics()}"
+            f" relative difference {self.difference:.2g}{agreement_text}{self._metrics()}"
         )
 
     def _metrics(self) -> str:
@@ -165,16 +168,16 @@ def _judged(
 ) -> dict[str, tuple[float, float]]:
     """Loss and metrics with both models. Raises UserError if the metric that decides is worse beyond the tolerance."""
     then, now = judge.of(before), judge.of(after)
-    found = {name: (now[name], then[name]) for name in then if name in now}
-    if judge.metric in found and not judge.worse(*found[judge.metric]) <= tolerance:
-        value, exported = found[judge.metric]
+    pairs = {name: (now[name], then[name]) for name in then if name in now}
+    if judge.metric in pairs and not judge.worse(*pairs[judge.metric]) <= tolerance:
+        value, exported = pairs[judge.metric]
         raise UserError(
             f"the {kind} model has the {judge.metric} {value:.4g} on real samples, and the exported one {exported:.4g}:"
             f" it is worse by more than {tolerance:.3g} of that, and is not written",
             where=key,
             fix="raise export.metric_tolerance if that is good enough, or remove the key",
         )
-    return found
+    return pairs
 
 
 def _make(model: Path, out: Path, kind: Kind, feeds: Sequence[Mapping[str, Array]], key: str) -> None:
@@ -191,15 +194,15 @@ def _make(model: Path, out: Path, kind: Kind, feeds: Sequence[Mapping[str, Array
                 _quantize(model, out, feeds)
             else:
                 assert_never(kind)
-        made = onnx.load(out)
+        converted = onnx.load(out)
     except Exception as error:  # whatever ONNX Runtime's tools raise
         first = str(error).strip().partition("\n")[0]
         raise UserError(
             f"ONNX Runtime cannot make the {kind} model ({type(error).__name__}: {first})", where=key,
             fix="remove the key",
         ) from error  # fmt: skip
-    made.producer_name = PRODUCER
-    onnx.save(made, out)
+    converted.producer_name = PRODUCER
+    onnx.save(converted, out)
 
 
 def _optimize(model: Path, out: Path) -> None:
@@ -266,17 +269,17 @@ def _compared(before: Any, after: Any, feeds: Sequence[Mapping[str, Array]]) -> 
     """The largest relative difference of an output, and the fraction of rows with the same largest element."""
     names = [value.name for value in before.get_outputs()]
     squares = {name: np.zeros(2) for name in names}
-    same = rows = 0
+    agreements = rows = 0
     for feed in feeds:
         for name, a, b in zip(names, after.run(names, dict(feed)), before.run(names, dict(feed)), strict=True):
-            mine, theirs = np.asarray(a, np.float64), np.asarray(b, np.float64)
-            squares[name] += [np.sum((mine - theirs) ** 2), np.sum(theirs**2)]
-            if theirs.ndim > 1 and theirs.shape[-1] > 1 and theirs.size:
-                same += int(np.sum(mine.argmax(-1) == theirs.argmax(-1)))
-                rows += theirs.size // theirs.shape[-1]
+            variant, reference = np.asarray(a, np.float64), np.asarray(b, np.float64)
+            squares[name] += [np.sum((variant - reference) ** 2), np.sum(reference**2)]
+            if reference.ndim > 1 and reference.shape[-1] > 1 and reference.size:
+                agreements += int(np.sum(variant.argmax(-1) == reference.argmax(-1)))
+                rows += reference.size // reference.shape[-1]
     differences = [float(np.sqrt(off / (size or 1.0))) for off, size in squares.values()]
     worst = max(differences, key=lambda value: (np.isnan(value), value), default=0.0)
-    return worst, same / rows if rows else None
+    return worst, agreements / rows if rows else None
 
 
 def _seconds(session: Any, feeds: Sequence[Mapping[str, Array]]) -> float:

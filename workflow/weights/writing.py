@@ -27,9 +27,9 @@ def check_values(entries: Sequence[Entry], tensors: Mapping[str, Array]) -> None
     """Raise UserError if the value of an entry is not known."""
     absent = [entry.name for entry in entries if entry.value is None and entry.tensor not in tensors]
     if absent:
-        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        rest = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         raise UserError(
-            f"the model file has no value for {', '.join(absent[:3])}{more}, and a state_dict without it does not load",
+            f"the model file has no value for {', '.join(absent[:3])}{rest}, and a state_dict without it does not load",
             fix="start the run from a file that has them (model.start_from), or export the ONNX model",
         )
 
@@ -68,18 +68,19 @@ def write_state_dict(path: Path, entries: Sequence[Entry], tensors: Mapping[str,
         "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
         "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
     }  # fmt: skip
-    made: dict[str, Any] = {}
+    torch_tensors: dict[str, Any] = {}
     state: OrderedDict[str, Any] = OrderedDict()
     for entry in entries:
-        if entry.tensor in made:
-            state[entry.name] = made[str(entry.tensor)]
+        if entry.tensor in torch_tensors:
+            state[entry.name] = torch_tensors[str(entry.tensor)]
             continue
+        # A copy: torch.from_numpy warns of an array that cannot be written to, as those of a mapped file cannot.
         array = np.array(value_of(entry, tensors))
         tensor = torch.from_numpy(array)
         tensor = tensor.view(torch.bfloat16) if entry.dtype == "BF16" else tensor.to(kinds[entry.dtype])
         state[entry.name] = tensor
         if entry.tensor is not None:
-            made[entry.tensor] = tensor
+            torch_tensors[entry.tensor] = tensor
     with replacing(path) as file:
         torch.save(state, file)
 
@@ -89,10 +90,10 @@ def refuse_other_files(path: Path) -> None:
     if not os.path.lexists(path):
         return
     try:
-        own = read_file(path).metadata.get("producer") == PRODUCER["producer"]
+        from_ortflow = read_file(path).metadata.get("producer") == PRODUCER["producer"]
     except (UserError, OSError):
-        own = False
-    if not own:
+        from_ortflow = False
+    if not from_ortflow:
         raise UserError(
             f"{path} exists and is not a safetensors file that ortflow has written, so it is not replaced",
             fix="choose another path, or remove it",

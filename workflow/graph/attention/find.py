@@ -281,6 +281,7 @@ class _Writer:
             return ""
         key = "blind", condition
         if key not in self._made:
+            # ReduceMax reduces Booleans only from opset 20 on.
             numbers = self._edit.cast(self._of_four_axes(condition), TensorProto.INT32)
             any_key = self._edit("ReduceMax", numbers, self._edit.ints(-1), keepdims=1)
             self._made[key] = self._edit("Not", self._edit.cast(any_key, TensorProto.BOOL))

@@ -42,6 +42,7 @@ def thresholded_relu(b: Backward) -> Gradients:
 def exponential_linear(b: Backward) -> Gradients:
     """y = outer x for positive x, outer alpha (exp(x / inner) - 1) otherwise."""
     kind, x = b.node.op_type, b.input(0)
+    # ONNX's defaults: the singles that are nearest to Selu's constants.
     alpha = b.attribute("alpha", 1.67326319217681884765625 if kind == "Selu" else 1.0)
     outer = b.attribute("gamma", 1.05070102214813232421875) if kind == "Selu" else 1.0
     inner = alpha if kind == "Celu" else 1.0

@@ -60,6 +60,8 @@ def batch_normalization(b: Backward) -> Gradients:
         yield from _by_fixed_statistics(b)
         return
     x, scale = b.input(0), b.input(1)
+    # The running statistics are momentum times those before plus (1 - momentum) times the batch's: with 0 they are the
+    # batch's.
     if b.attribute("momentum", 0.9) == 0 and b.output(1) and b.output(2):
         mean, variance = b.output(1), b.output(2)
     else:
@@ -99,6 +101,7 @@ def _over_replicas(b: Backward, channel: int, replicas: int) -> Gradients:
     if b.wants(0):
         count = b("Cast", b("Div", b("Size", x), b("Size", scale)), to=1)
         local = b("Concat", of_bias, along, b("Reshape", count, b.ints(1)), axis=0)
+        # One sum for all three. A rank may have fewer samples than the others, so that the count is summed as well.
         total = collective(b, Kind.ALL_REDUCE, local, channel, replicas)
         width = b("Reshape", b("Size", scale), b.ints(1))
         sums = [b.fresh(name) for name in ("of_bias", "along", "count")]
@@ -128,6 +131,7 @@ def _by_fixed_statistics(b: Backward) -> Gradients:
 
 @rule("InstanceNormalization")
 def instance_normalization(b: Backward) -> Gradients:
+    # ONNX's InstanceNormalization does not give its statistics, as LayerNormalization does.
     x, axis = flat(b, b.input(0)), b.ints(_PIXELS)
     centred = b("Sub", x, b("ReduceMean", x, axis, keepdims=1))
     inverse = _inverse(b, b("ReduceMean", b("Mul", centred, centred), axis, keepdims=1))

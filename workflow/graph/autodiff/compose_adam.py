@@ -22,6 +22,7 @@ def adam(w: Replacement) -> None:
     beta_1, beta_2 = w.attribute("alpha", 0.9), w.attribute("beta", 0.999)
     first = _moment(w, first, gradients, beta_1, w.output(1))
     second = _moment(w, second, w("Mul", gradients, gradients), beta_2, w.output(2))
+    # In single precision 1 - 0.999 is off by 1.3e-5 of its value.
     steps = w("Cast", step, to=TensorProto.DOUBLE)
     correction_1, correction_2 = (
         w("Sub", _double(w, 1.0), w("Pow", _double(w, beta), steps)) for beta in (beta_1, beta_2)

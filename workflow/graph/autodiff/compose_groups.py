@@ -29,6 +29,7 @@ def group_norm(w: Replacement) -> None:
         inverse = w("Reciprocal", w("Sqrt", w("Add", variance, w.constant(epsilon))))
         normal = w("Mul", centred, inverse)
     else:
+        # ONNX's InstanceNormalization needs a scale and a bias, here of each group.
         placeholders = w.constant(np.ones(groups)), w.constant(np.zeros(groups))
         normal = w("InstanceNormalization", rows, *placeholders, epsilon=epsilon)
     normalised = _channels(w, normal, scale, groups)

@@ -16,6 +16,7 @@ def dropout(b: Backward) -> Gradients:
     if b.input(1) and ratio is None:
         scale = b("Reciprocal", b("Sub", one, b("Cast", b.input(1), to=1)))
     else:
+        # ONNX's default.
         dropped = 0.5 if ratio is None else float(ratio)
         if dropped == 0:
             yield 0, b.gradient()

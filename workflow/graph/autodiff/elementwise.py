@@ -37,6 +37,6 @@ def divide(b: Backward) -> Gradients:
     if b.wants(0):
         yield 0, b.summed(b("Div", b.gradient(), b.input(1)), b.input(0), b.output(0))
     if b.wants(1):
-        # d(x / y) / dy = -(x / y) / y
+        # d(x / y) / dy = -(x / y) / y: the square of y would be 0 below 1e-23 and infinite above 2e19.
         slope = b("Div", b("Mul", b.gradient(), b.output(0)), b.input(1))
         yield 1, b("Neg", b.summed(slope, b.input(1), b.output(0)))

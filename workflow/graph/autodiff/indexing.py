@@ -78,6 +78,7 @@ def gather_nd(b: Backward) -> Gradients:
     shape = b("Shape", b.input(0))
     sizes = [b("Slice", shape, b.ints(i), b.ints(i + 1)) for i in range(batch, end)]
     # Indices may count from the end; the remainder modulo the size is the position from the start.
+    # ONNX's Mod of integers has the sign of the divisor, as Python's.
     places = b("Mod", b.input(1), b("Concat", *sizes, axis=0))
     strides = [b.ints(1)]
     for size in reversed(sizes[1:]):
@@ -103,6 +104,7 @@ def scatter_nd(b: Backward) -> Gradients:
         raise b.refusal(f"it scatters by {reduction}")
     if b.wants(0):
         nothing = b.zeros(b.input(2))
+        # Threads may meet at one element, but all of them write 0.
         yield 0, b.gradient() if reduction == "add" else b("ScatterND", b.gradient(), b.input(1), nothing)
     if b.wants(2):
         yield 2, b("GatherND", b.gradient(), b.input(1))

@@ -28,6 +28,7 @@ _STOPS: dict[str, Collection[int]] = {
     "STFT": (1, 3),
     "SoftmaxCrossEntropyLoss": (1, 2),
 }
+# onnx leaves the types behind other domains' operators undefined: such values may be real.
 _FLOATING = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 

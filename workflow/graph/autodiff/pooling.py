@@ -23,6 +23,7 @@ def max_pool(b: Backward) -> Gradients:
     if b.attribute("storage_order", 0):
         if b.output(1):
             raise b.refusal("its indices are in column-major order")
+        # Nobody reads the indices: row-major ones are positions in the flattened image.
         set_attribute(b.node, "storage_order", None)
     flags = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
     yield 0, b("MaxPoolGrad", b.gradient(), b.input(0), b.saved_output(1), domain=MICROSOFT, **flags)

@@ -127,9 +127,11 @@ def _lstm(d: Direction) -> Found:
     preactivation = d.affine(d.data, d.weight, d.bias[:1])
     preactivation = b("Add", preactivation, d.affine(d.before, d.recurrence, d.bias[1:]))
     squashed, candidate = b.several("Split", 2, preactivation, b.ints(3 * d.size, d.size), axis=-1)
+    # ONNX's order is i, o, f, c; PyTorch's is i, f, g, o.
     i, o, f = b.several("Split", 3, b("Sigmoid", squashed), axis=-1, num_outputs=3)
     g = b("Tanh", candidate)
     added = b("Mul", i, g)
+    # ONNX's LSTM gives the cell of the last step only.
     _, before, cells = d.scan(
         lambda w, state, values: [new := w("Add", w("Mul", values[0], state[0]), values[1]), state[0], new],
         [d.cell], [f, added], 2, in_time=True,
@@ -159,11 +161,13 @@ def _gru(d: Direction) -> Found:
     one = b.constant(1.0)
     size = d.size
     of_data = d.affine(d.data, d.weight, d.bias[:1])
+    # ONNX's order is z, r, h; PyTorch's is r, z, n.
     squashed, candidate = b.several("Split", 2, of_data, b.ints(2 * size, size), axis=-1)
     outer, inner = b.several("Split", 2, d.recurrence, b.ints(2 * size, size), axis=0)
     biases = b.several("Split", 2, d.bias[1], b.ints(2 * size, size), axis=0) if d.bias else []
     squashed = b("Sigmoid", b("Add", squashed, d.affine(d.before, outer, biases[:1])))
     z, r = b.several("Split", 2, squashed, axis=-1, num_outputs=2)
+    # PyTorch's GRU resets behind the product, as cuDNN's does (TorchScript's exporter writes 1); ONNX's default is 0.
     linear = bool(b.attribute("linear_before_reset", 0))
     recurrent_input = d.before if linear else b("Mul", r, d.before)
     recurrent = d.affine(recurrent_input, inner, biases[1:])

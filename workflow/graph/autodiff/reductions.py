@@ -102,6 +102,7 @@ def logarithm_of_sum(b: Backward) -> Gradients:
 
 @rule("ReduceLogSumExp")
 def logarithm_of_exponentials(b: Backward) -> Gradients:
+    # The output is at least as large as each input, so that Exp cannot overflow.
     share = b("Exp", b("Sub", b.input(0), spread(b, b.output(0))))
     yield 0, b("Mul", share, spread(b, b.gradient()))
 

@@ -71,6 +71,7 @@ def remainder(b: Backward) -> Gradients:
     if b.wants(0):
         yield 0, b.summed(b.gradient(), b.input(0), b.output(0))
     if b.wants(1):
+        # An integer but for the rounding of the difference and the quotient.
         quotient = b("Round", b("Div", b("Sub", b.input(0), b.output(0)), b.input(1)))
         yield 1, b("Neg", b.summed(b("Mul", b.gradient(), quotient), b.input(1), b.output(0)))
 

@@ -33,6 +33,7 @@ def _known_margins(b: Backward) -> list[int] | None:
         size = shape[axis]
         if size is None:
             return None
+        # With a step of 1, ONNX clamps starts and ends as Python does.
         remaining = range(size)[start:end]
         first = remaining.start if remaining else 0
         pads[axis % len(shape)], pads[len(shape) + axis % len(shape)] = first, size - first - len(remaining)
@@ -89,6 +90,7 @@ def pad(b: Backward) -> Gradients:
     mode, axes = b.attribute("mode", "constant"), b.input(3)
     if mode == "constant":
         pads = b.value(1)
+        # Pad removes elements where a width is negative.
         widths = b("Neg", b.input(1)) if pads is None else b.ints(*(-pads).tolist())
         yield 0, b("Pad", b.gradient(), widths, *(["", axes] if axes else []))
         return

@@ -34,6 +34,7 @@ def _over_root(b: Backward, gradient: str, value: str) -> str:
 
 
 def _hyperbolic_root(b: Backward, x: str) -> str:
+    # x squared minus 1 would lose its digits near 1.
     return b("Mul", b("Sub", x, b.number(1)), b("Add", x, b.number(1)))
 
 
@@ -65,6 +66,7 @@ _OF_INPUT: dict[str, Callable[[Backward, str, str], str]] = {
 _OF_OUTPUT: dict[str, Callable[[Backward, str, str], str]] = {
     "Exp": lambda b, g, y: b("Mul", g, y),
     "Reciprocal": lambda b, g, y: b("Neg", b("Mul", g, _square(b, y))),
+    # `passed` multiplies by 0, which makes NaN of an infinite gradient (`steep`).
     "Relu": lambda b, g, y: (b.chosen if y in b.context.steep else b.passed)(b("Greater", y, b.number(0)), g),
     "Sigmoid": lambda b, g, y: b("Mul", g, b("Mul", y, b("Sub", b.number(1), y))),
     "Sqrt": lambda b, g, y: b("Div", _times(b, g, 0.5), y),

@@ -91,6 +91,7 @@ def windows_of(w: Replacement, x: str, kernel: Sequence[int], sizes: Sequence[in
         first, padded = _padded_to_same(w, x, plain, mode)
         return Windows(kernel, strides, dilations, [0] * axes, [0] * axes, [None] * axes), padded, first
     totals = [
+        # The size is unknown with a stride of 1 only, where it cancels.
         reach - 1 if size is None else max(0, (-(-size // stride) - 1) * stride + reach - size)
         for size, stride, reach in zip(sizes, strides, plain.reaches, strict=True)
     ]
@@ -134,6 +135,8 @@ def spread(w: Replacement, gradient: str, weight: str, windows: Windows, x: str,
             missing.append(0 if exact else stride - 1)
             cut = cut or not exact
         else:
+            # Elements behind the last window belong to none, and have no gradient: `output_padding` adds zeros for
+            # them.
             lacking = size + windows.begins[axis] - stride * (count - 1) - windows.reaches[axis]
             ends.append(max(0, -lacking))
             missing.append(max(0, lacking))

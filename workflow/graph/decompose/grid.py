@@ -69,6 +69,7 @@ def _corner(w: Replacement, places: list[str], sizes: list[str], corner: tuple[i
     """[batch, channels, points]: the pixels at one corner of each point's cell, times their weights."""
     index, weight = "", ""
     for place, size, step in zip(places, sizes, corner, strict=True):
+        # Round goes to the even one of two pixels at equal distance, as PyTorch's nearbyint does.
         low = w("Cast", w("Round" if mode == "nearest" else "Floor", place), to=TensorProto.INT64)
         pixel = w("Add", low, w.constant(step, np.int64)) if step else low
         near = (

@@ -53,6 +53,7 @@ def _weights(
     if half:
         start, end = (w("Sub", value, w.constant(0.5)) for value in (start, end))
     extent = w("Sub", end, start)
+    # `output_half_pixel`, torchvision's aligned=False, makes each region at least a pixel wide; `half_pixel` does not.
     extent = extent if half else w("Max", extent, one)
     # In bins from the region's start, as [1, bins * samples].
     within = (np.arange(bins * samples)[None] + 0.5) / samples / bins

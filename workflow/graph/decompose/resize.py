@@ -162,12 +162,14 @@ def _computed(w: Replacement, value: str, axis: int, place: int, amount: int) ->
         scale = w("Div", new, length)
     else:
         scale = requested
+        # As ONNX defines the size that follows from a scale.
         new = w("Floor", w("Mul", length, scale))
     source = _coordinate(w, w("Range", zero, new, one), length, new, scale)
     last = w("Sub", length, one)
     if mode == "nearest":
         rounding = w.attribute("nearest_mode", "round_prefer_floor")
         rounded = {
+            # ONNX's Round goes to the even one of two, and Resize to the lower or the upper one.
             "round_prefer_floor": lambda: w("Ceil", w("Sub", source, half)),
             "round_prefer_ceil": lambda: w("Floor", w("Add", source, half)),
             "floor": lambda: w("Floor", source),

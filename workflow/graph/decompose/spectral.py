@@ -60,6 +60,7 @@ def _whole(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | Non
     count = min(size // 2 + 1, bins)
     if not 0 < count <= LONGEST:
         return None
+    # The spectrum has the frequencies 0 and N/2 once, and all others twice.
     weights = np.array([1 if 2 * k in (0, size) else 2 for k in range(count)], np.float32)
     shape = [-1, *[1] * (len(dims) - 1 - axis)]
     spectrum = w("Slice", w.input(0), w.ints(0), w.ints(count), w.ints(axis)) if count < bins else w.input(0)

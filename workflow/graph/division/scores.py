@@ -40,6 +40,7 @@ class Scores:
         write, (table, places), output = self._write, node.input[:2], node.output[0]
         places = write.cast(places, onnx.TensorProto.INT64)
         zero = write.constant(0, "int64")
+        # Gather counts negative indices from the end (opset 11), here from that of the whole table.
         behind = write("Add", places, write.constant(cut.length, "int64"))
         places = write("Where", write("Less", places, zero), behind, places)
         safe, in_share = self._own(places, cut)
@@ -51,6 +52,8 @@ class Scores:
         """The maximum of the scores, and the sum of the exponentials of the scores minus it; both over all parts."""
         write = self._write
         axes = write.ints(axis)
+        # It keeps the exponentials finite and cancels, so that its gradient, which the rule of collectives leaves out,
+        # is 0.
         largest = write.reduce(write("ReduceMax", scores, axes, keepdims=1), Kind.ALL_REDUCE_MAX)
         exponentials = write("Exp", write("Sub", scores, largest))
         return largest, write.reduce(write("ReduceSum", exponentials, axes, keepdims=1))

@@ -21,6 +21,7 @@ from ortflow.workflow.graph.ir.named_sizes import name_sizes
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 
+# An end behind the last element is clamped: ONNX's way to say "to the end".
 _LAST = 2**31
 _UNKNOWN = "unk__"
 """Begin of the names that onnx gives to sizes that it does not find."""

@@ -119,6 +119,7 @@ def _varint(value: int) -> bytes:
 
 def write_array(file: IO[bytes], array: np.ndarray) -> memoryview:
     """Write the elements in little-endian order; returns a view of them."""
+    # onnx.proto prescribes this order for raw_data, whatever the machine's is.
     data = np.ascontiguousarray(array, dtype="<f4").reshape(-1).data.cast("B") if array.size else memoryview(b"")
     file.write(data)
     return data

@@ -107,6 +107,7 @@ def _inside(location: str, owner: str, folder: Path, model_path: str) -> Path:
         fix="put the data file beside the model and save the model with its bare name",
     )
     parts = location.replace("\\", "/").split("/")
+    # onnx's loader refuses such paths, but a session of ONNX Runtime that is given the model's path follows them.
     if not location or "\0" in location or os.path.isabs(location) or ".." in parts:
         raise refusal
     root = os.path.realpath(folder)

@@ -74,6 +74,7 @@ def check_structure(model: onnx.ModelProto, location: str) -> None:
 
 def _check_names(model: onnx.ModelProto, location: str) -> None:
     """Raises UserError for a name that is too long: graphs are copied many times, and each use repeats it."""
+    # One name of 10 MB took minutes.
     of_nodes = (name for node in walk.all_nodes(model) for name in (node.name, *node.input, *node.output))
     of_values = (
         value.name

@@ -58,8 +58,10 @@ def with_lora(source: Source, section: Lora | None, seed: int) -> Source:
     for name in matrices:
         rows, columns = source.tensors[name].shape
         bound = 1 / np.sqrt(columns)
+        # Not hash(), which differs from process to process.
         random = np.random.default_rng([seed, zlib.crc32(name.encode())])
         adapters[name + A] = random.uniform(-bound, bound, (rank, columns)).astype(np.float32)
+        # Training begins with the model as it is (Hu et al. 2021).
         adapters[name + B] = np.zeros((rows, rank), np.float32)
     scale = section.alpha / rank
     skeleton = _adapted(source.skeleton, matrices, scale)

@@ -148,6 +148,7 @@ def _draw_in_order(graph: onnx.GraphProto) -> None:
             continue
         if before:
             first = edit("Slice", edit("Reshape", before, edit.ints(-1)), edit.ints(0), edit.ints(1))
+            # Either way it is the ratio: what counts is that the node waits for the mask.
             ratio = edit("Where", first, node.input[1], node.input[1])
             node.input[1] = edit("Reshape", ratio, edit.constant([], "int64"))
         if len(node.output) < 2:

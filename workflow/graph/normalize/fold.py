@@ -40,6 +40,7 @@ def fold_integers(model: onnx.ModelProto) -> None:
             if value is not None and value.dtype != object and node.output[0] not in outputs:
                 name = node.output[0]
                 if name in scales or (is_whole(value) and name not in constants.inexact):
+                    # ascontiguousarray makes a vector of a scalar.
                     tensors.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
                     continue
             replacement = by_axes(node, constants, types, fresh) or chosen_branch(node, constants, fresh)

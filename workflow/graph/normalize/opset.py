@@ -150,6 +150,7 @@ def _raised(node: onnx.NodeProto, fresh: Fresh) -> list[onnx.NodeProto]:
                 helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(axes.ints, np.int64))),
                 node,
             ]
+    # Opset 18 takes either sizes or the number of outputs, and not neither.
     if node.op_type == "Split" and len(node.input) < 2:
         node.attribute.append(helper.make_attribute("num_outputs", len(node.output)))
     if node.op_type == "BatchNormalization" and len(node.output) > 1:

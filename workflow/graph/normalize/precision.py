@@ -52,6 +52,7 @@ def single(tensor: onnx.TensorProto) -> onnx.TensorProto:
     values = numpy_helper.to_array(tensor)
     if values.dtype == np.float64:
         finite = np.isfinite(values)
+        # Cast as they are they would become infinite, and softmax of a row that such a mask covers NaN.
         values = np.where(finite, np.clip(values, -_LARGEST, _LARGEST), values)
     # numpy's ascontiguousarray makes a vector of a scalar.
     return numpy_helper.from_array(values.astype(np.float32, order="C"), tensor.name)

@@ -176,6 +176,7 @@ def tie_transposed_copies(model: onnx.ModelProto) -> list[str]:
     tied: dict[str, str] = {}
     for tensor in made_up:
         candidates = tensors_by_shape.get(tuple(reversed(tensor.dims)), [])
+        # A fresh model has many tensors of zeros or ones, which are not tied.
         if not candidates or _uniform(tensor):
             continue
         values = numpy_helper.to_array(tensor).T

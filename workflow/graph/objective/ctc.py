@@ -81,6 +81,7 @@ def ctc(edit: Editor, labels: Labels, loss: Ctc, logits: str, dims: Dims, names:
     places = edit("Unsqueeze", edit("Range", zero, longest, one), edit.ints(0))
     is_label = edit("Less", places, targets)
     in_range = edit("And", edit("Not", edit("Less", label, zero)), edit("Less", label, classes))
+    # As numbers: ReduceMax reduces Booleans only from opset 20 on.
     wrong = edit("ReduceMax", edit.cast(edit("And", is_label, edit("Not", in_range))), edit.ints(1), keepdims=1)
     outside = [edit("Less", targets, zero), edit("Less", longest, targets), edit("Less", inputs, zero)]
     outside.append(edit("Less", time, inputs))
@@ -91,6 +92,7 @@ def ctc(edit: Editor, labels: Labels, loss: Ctc, logits: str, dims: Dims, names:
         edit, edit("Where", edit("And", is_label, in_range), label, edit.constant(loss.blank, "int64")), loss
     )
     shape = edit("Concat", edit("Shape", frames, end=1), edit("Shape", path), axis=0)
+    # GatherElements does not broadcast.
     index = edit("Expand", edit("Unsqueeze", path, edit.ints(0)), shape)
     emitted = edit("GatherElements", frames, index, axis=2)
     steps = edit("Reshape", edit("Range", zero, time, one), edit.ints(-1, 1, 1))
@@ -131,9 +133,11 @@ def _path(edit: Editor, label: str, loss: Ctc) -> tuple[str, str]:
     )
     flat = edit("Reshape", pairs, edit.constant([0, -1], "int64"))
     path = edit("Pad", flat, edit.ints(0, 0, 0, 1), blank)
+    # ONNX's way to say "to the end": an end behind the last element is clamped.
     later = edit("Slice", path, edit.ints(2), edit.ints(2**31), edit.ints(1))
     earlier = edit("Slice", path, edit.ints(0), edit.ints(-2), edit.ints(1))
     never = edit.constant(NEVER)
+    # Two equal labels need the blank between them: without, they are one label. Two blanks have a label between them.
     allowed = edit("Where", edit("Equal", later, earlier), never, edit.constant(0.0))
     return path, edit("Pad", allowed, edit.ints(0, 2, 0, 0), never)
 

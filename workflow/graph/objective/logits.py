@@ -200,6 +200,7 @@ def read_logits(edit: Editor, loss: SingleLoss, output: str) -> str:
         return output
     value = probability.logits
     if probability.of_two:
+        # softmax([0, z]) is [1 - s(z), s(z)].
         value = edit("Concat", edit("Mul", value, edit.constant(0.0)), value, **attributes_of(probability.node))
     for node in reversed(probability.after):
         value = edit(node.op_type, value, *node.input[1:], **attributes_of(node))

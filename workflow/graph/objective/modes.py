@@ -101,6 +101,7 @@ def _normalization_on(edit: Editor, frozen: Collection[str], replicas: Replicas 
             continue
         attributes = attributes_of(node)
         switched += not attributes.get("training_mode", 0)
+        # ONNX's momentum is the share of the old statistics, PyTorch's that of the batch: 0.9 here is 0.1 there.
         momentum = float(attributes.get("momentum", 0.9))
         statistics = (node.input[_MEAN], node.input[_VARIANCE])
         if replicas is None:
@@ -147,6 +148,7 @@ def _moved(edit: Editor, count: str, old: Sequence[str], batch: Sequence[str], m
     """
     one = edit.constant(1.0)
     fewer = edit("Max", edit("Sub", count, one), one)
+    # ONNX's own running variance moves towards the biased variance ("population size N"), PyTorch's does not.
     unbiased = edit("Mul", batch[1], edit("Div", count, fewer))
     old_share, fresh = edit.constant(momentum), edit.constant(1 - momentum)
     return [

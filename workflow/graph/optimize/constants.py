@@ -61,5 +61,6 @@ def _value(node: onnx.NodeProto, values: dict[str, np.ndarray], opsets: dict[str
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (result,) = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in names})
+    # ascontiguousarray makes a vector of a scalar.
     array = np.ascontiguousarray(result).reshape(np.shape(result))
     return array if array.size <= LARGEST else None

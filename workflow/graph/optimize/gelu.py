@@ -103,6 +103,7 @@ def _approximate(edit: Editor, x: str, y: str, ends: tuple[str, str] | None) -> 
     """y = x s(u), dx = dy s(u) + dy x u' s'(u), with s the sigmoid, u = 2 sqrt(2/pi) (x + 0.044715 x^3)."""
     linear, square = edit.constant(2 * _SLOPE), edit("Mul", x, x)
     steep = edit("Add", edit("Mul", square, edit.constant(2 * _SLOPE * _CUBE)), linear)
+    # (1 + tanh(v)) / 2 is s(2 v).
     s = edit("Sigmoid", edit("Mul", steep, x))
     edit("Mul", x, s, output=y)
     if ends is None:

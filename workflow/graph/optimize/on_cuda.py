@@ -129,6 +129,7 @@ def normalize_batch(w: Replacement) -> None:
     rank, momentum = w.rank(0), w.attribute("momentum", 0.9)
     axes, along = w.ints(0, *range(2, rank)), w.ints(1, -1, *[1] * (rank - 2))
     average = w("ReduceMean", x, axes, keepdims=1)
+    # Two passes: mean(x^2) - mean(x)^2 cancels where the mean is much larger than the deviation.
     centred = w("Sub", x, average)
     spread = w("ReduceMean", w("Mul", centred, centred), axes, keepdims=1)
     inverse = w("Reciprocal", w("Sqrt", w("Add", spread, w.constant(w.attribute("epsilon", 1e-5)))))
@@ -214,6 +215,7 @@ def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
     exponent = w("Floor", w("Mul", w("Log", largest), w.constant(1 / math.log(2))))
     two, bits = w.constant(2.0), w.constant(float(BITS))
     scale, back = w("Pow", two, w("Sub", bits, exponent)), w("Pow", two, w("Sub", exponent, bits))
+    # 0 times a NaN or an infinity is NaN, which the integers cannot hold.
     nothing = w("ReduceSum", w("Mul", updates, w.constant(0.0)), keepdims=0)
     integers = w("Cast", w("Mul", updates, scale), to=TensorProto.INT64)
     empty = w("ConstantOfShape", w("Shape", data), value=onnx.numpy_helper.from_array(np.zeros(1, np.int64)))

@@ -147,6 +147,7 @@ def _repeat(
     for name in dict.fromkeys(outside):
         real = name in descriptions and descriptions[name].type.tensor_type.elem_type == TensorProto.FLOAT
         if real and name not in of_weights:
+            # Either way it is the value: what counts is that its readers wait for the gate.
             renamed[name] = edit("Where", gate, name, name, output=edit.fresh(f"{name}.again"))
     for node in copied:
         inputs = [renamed.get(name, name) for name in node.input]
