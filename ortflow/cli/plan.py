@@ -111,7 +111,7 @@ def plan(
     selected = fitting[layout - 1]
     typer.echo(yaml.safe_dump(keys_of(spec_of_file, spec, selected.layout, selected.recompute), **STYLE), nl=False)
     for line in (
-        *plan_survey.rates.how,
+        *plan_survey.rates.explanations,
         *plan_survey.notes,
         *without_data_parallelism(plan_survey.spec),
         *_not_counted(spec_of_file, fitting),
@@ -181,18 +181,19 @@ def _data(spec_of_file: TrainerRunSpec, plan_survey: Survey, fitting: list[Candi
         {**candidate.to_json(), "keys": keys_of(spec_of_file, plan_survey.spec, candidate.layout, candidate.recompute)}
         for candidate in fitting
     ]
-    large = [candidate for candidate in plan_survey.found if candidate.memory.total > budget]
+    large = [candidate for candidate in plan_survey.candidates if candidate.memory.total > budget]
     return {
         "ranks": plan_survey.spec.world_size, "memory": budget, "global_batch": plan_survey.spec.global_batch,
         "device": "cuda" if plan_survey.spec.on_gpus else "cpu", "layouts": listed,
         "too_large": [candidate.to_json() for candidate in large],
         "refused": [{"layout": str(candidate), "reason": reason} for candidate, reason in plan_survey.refused],
-        "prediction": list(plan_survey.rates.how), "notes": list(plan_survey.notes),
+        "prediction": list(plan_survey.rates.explanations), "notes": list(plan_survey.notes),
     }  # fmt: skip
 
 
 def _print(plan_survey: Survey, fitting: list[Candidate], budget: float, source: str, *, refused: bool) -> None:
-    spec, large = plan_survey.spec, [candidate for candidate in plan_survey.found if candidate.memory.total > budget]
+    spec = plan_survey.spec
+    large = [candidate for candidate in plan_survey.candidates if candidate.memory.total > budget]
     many = "rank" if spec.world_size == 1 else "ranks"
     typer.echo(
         f"{spec.world_size} {many} on {'GPUs' if spec.on_gpus else 'CPUs'} with {size(budget)} each ({source}), "

@@ -402,7 +402,7 @@ def test_rows_that_gpus_exchange_are_counted(precision: str, tmp_path: Path, mon
     assert says(found.formulas["messages"], told) == (precision == "bf16"), found.formulas
     assert found.total == sum(count for name, count in found.parts.items() if name != "checkpoint")
     listed = survey(spec, lambda *_: Rates(1.0, 1.0, Link(1.0, 0.0), Link(1.0, 0.0)))
-    memories = {each.layout: each.memory.parts.get("messages", 0) for each in listed.found}
+    memories = {each.layout: each.memory.parts.get("messages", 0) for each in listed.candidates}
     assert memories[Layout(2)] == found.parts["messages"]
     assert memories[Layout(2, zero=1)] == 0
 

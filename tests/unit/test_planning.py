@@ -88,7 +88,7 @@ def chunk(both: bool = False, **sizes: int) -> ChunkMemory:
     one = [Event("saved", 8 * MB, "n"), Event("t", MB, "n"), Event("t", MB, "n", freed=True)]
     back = [Event("g", 2 * MB, "m"), Event("g", 2 * MB, "m", freed=True)]
     whole = [*one, *back, Event("saved", 8 * MB, "m", freed=True)] if both else None
-    given = {"arriving": 0, "kept": 0, "gradients_in": 0, "gradients_out": 0, **sizes}
+    given = {"arriving": 0, "stash": 0, "gradients_in": 0, "gradients_out": 0, **sizes}
     return ChunkMemory(one, back, whole, **given)
 
 
@@ -109,7 +109,7 @@ def test_schedules_keep_the_activations_of_as_many_micro_batches() -> None:
 def test_messages_are_counted_while_they_are_needed() -> None:
     """2 micro-batches are kept at a time, and the next 2 messages are being received."""
     actions = schedule("1f1b", 3, 8)[1]
-    given = {"arriving": 10, "kept": 10, "gradients_in": 3, "gradients_out": 5}
+    given = {"arriving": 10, "stash": 10, "gradients_in": 3, "gradients_out": 5}
     assert replay(actions, [chunk(**given)]).messages == 2 * 10 + (10 + 3) + 3 + 2 * 5
     assert replay(actions, [chunk(arriving=10)]).messages == 10 + 2 * 10, "nothing of them is read again"
 

@@ -47,7 +47,7 @@ def budget_of(spec: TrainerRunSpec, option: str | None) -> Budget:
             return Budget(parse_memory(option), "--memory")
         except UserError as error:
             raise UserError(error.what, where="--memory", fix=error.fix) from None
-    each = spec.resources.ranks_per_node
+    ranks = spec.resources.ranks_per_node
     if spec.on_gpus:
         from ortflow.workflow.device.choice import cuda_runtime
         from ortflow.workflow.device.cudart import CudaError
@@ -61,16 +61,16 @@ def budget_of(spec: TrainerRunSpec, option: str | None) -> Budget:
                 fix="give it, such as --memory 80GB",
             ) from None
     if spec.resources.memory is not None:
-        return Budget(parse_memory(spec.resources.memory) // each, f"resources.memory / {each}")
+        return Budget(parse_memory(spec.resources.memory) // ranks, f"resources.memory / {ranks}")
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Budget(total // each, f"this machine's / {each}")
+    return Budget(total // ranks, f"this machine's / {ranks}")
 
 
-def too_small(found: Survey, budget: Budget) -> UserError:
+def too_small(survey: Survey, budget: Budget) -> UserError:
     """Why no layout fits."""
-    ranks, smallest = found.spec.world_size, found.smallest
+    ranks, smallest = survey.spec.world_size, survey.smallest
     if smallest is None:
-        layout, reason = found.refused[0]
+        layout, reason = survey.refused[0]
         return UserError(
             f"no layout of {ranks} ranks is valid; {layout}: {reason}", where="parallel", fix="use --ranks"
         )
@@ -83,12 +83,12 @@ def too_small(found: Survey, budget: Budget) -> UserError:
     )
 
 
-def may_measure(wanted: bool | None, spec: TrainerRunSpec, rates: Rates, operations: int, memory: int) -> bool:
+def may_measure(measure: bool | None, spec: TrainerRunSpec, rates: Rates, operations: int, memory: int) -> bool:
     """Whether to run the undivided model here.
 
     Parameters
     ----------
-    wanted
+    measure
         The option; None to decide here.
     spec, rates
         The run on one rank, and its assumed speed.
@@ -100,20 +100,20 @@ def may_measure(wanted: bool | None, spec: TrainerRunSpec, rates: Rates, operati
     UserError
         If it is wanted and cannot be.
     """
-    if wanted is False:
+    if measure is False:
         return False
     if spec.on_gpus:
-        if wanted:
+        if measure:
             raise UserError("measures on CPUs only, and the run is on GPUs", where="--measure", fix="leave it out")
         return False
     import psutil
 
-    free = int(psutil.virtual_memory().available)
-    if memory <= free:
-        return bool(wanted) or operations / rates.operations <= SHORT
-    if wanted:
+    free_memory = int(psutil.virtual_memory().available)
+    if memory <= free_memory:
+        return bool(measure) or operations / rates.operations <= SHORT
+    if measure:
         raise UserError(
-            f"the undivided model needs {memory / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free here",
+            f"the undivided model needs {memory / 1e6:,.0f} MB, and {free_memory / 1e6:,.0f} MB are free here",
             where="--measure",
             fix="leave it out: speeds are then assumed",
         )

@@ -56,43 +56,45 @@ def guess(inputs: Sequence[Array], outputs: Sequence[Array], columns: Sequence[A
     Raises UserError if an input has no column of its type and shape, or if no column can be the label.
     """
     by_name, mapped = {column.name: column for column in columns}, dict[str, str]()
-    free = [column for column in columns if column.name.lower() not in LABELS]
-    for each in inputs:
-        if each.name in by_name:
+    input_columns = [column for column in columns if column.name.lower() not in LABELS]
+    for model_input in inputs:
+        if model_input.name in by_name:
             continue
-        taken = {*mapped.values(), *(other.name for other in inputs)}
-        fits = [column for column in free if column.name not in taken and _fits(each, column)]
+        reserved_names = {*mapped.values(), *(other.name for other in inputs)}
+        fits = [column for column in input_columns if column.name not in reserved_names and _fits(model_input, column)]
         if not fits:
-            known = ", ".join(f"{c.name} ({_shown(c)})" for c in columns)
+            column_list = ", ".join(f"{c.name} ({_shown(c)})" for c in columns)
             raise UserError(
-                f"the set has no column for input {each.name!r} ({_shown(each)})", where="--data", fix=f"it has {known}"
+                f"the set has no column for input {model_input.name!r} ({_shown(model_input)})",
+                where="--data",
+                fix=f"it has {column_list}",
             )
-        mapped[each.name] = fits[0].name
-    used = {mapped.get(each.name, each.name) for each in inputs}
-    scalar = [each for each in outputs if each.name == "loss"]
+        mapped[model_input.name] = fits[0].name
+    used = {mapped.get(model_input.name, model_input.name) for model_input in inputs}
+    scalar = [output for output in outputs if output.name == "loss"]
     if scalar:
-        own = [each.name for each in inputs if each.name.lower() in LABELS]
+        labels = [model_input.name for model_input in inputs if model_input.name.lower() in LABELS]
         unused = [name for name in by_name if name not in used]
-        why = {"loss": "the model has an output with that name"}
-        return Guess(mapped, {"kind": "output", "output": "loss"}, (), why, own, unused)
-    left = [column for column in columns if column.name not in used]
-    named = sorted(left, key=lambda column: column.name.lower() not in LABELS)
-    for column in named:
-        found = _loss(column, outputs)
-        if found is not None:
-            loss, metrics, reason = found
+        reasons = {"loss": "the model has an output with that name"}
+        return Guess(mapped, {"kind": "output", "output": "loss"}, (), reasons, labels, unused)
+    unused_columns = [column for column in columns if column.name not in used]
+    label_candidates = sorted(unused_columns, key=lambda column: column.name.lower() not in LABELS)
+    for column in label_candidates:
+        loss_guess = _loss(column, outputs)
+        if loss_guess is not None:
+            loss, metrics, reason = loss_guess
             if column.name != "labels":
                 loss = {**loss, "label": column.name}
-            unused = [c.name for c in left if c is not column]
+            unused = [c.name for c in unused_columns if c is not column]
             return Guess(mapped, loss, metrics, {"loss": reason}, (), unused)
-    tokens = [each for each in inputs if each.is_integer and len(each.shape) == 1]
-    logits = [each for each in outputs if len(each.shape) == 2 and not each.is_integer]
-    if not left and len(tokens) == 1 and logits:
+    tokens = [model_input for model_input in inputs if model_input.is_integer and len(model_input.shape) == 1]
+    logits = [output for output in outputs if len(output.shape) == 2 and not output.is_integer]
+    if not unused_columns and len(tokens) == 1 and logits:
         name = mapped.get(tokens[0].name, tokens[0].name)
         mapped |= {tokens[0].name: f"{name}[:-1]", "labels": f"{name}[1:]"}
-        why = {"loss": "the label of each token is the next one", "columns": "slices of one column"}
-        return Guess(mapped, {"kind": "cross_entropy", "output": logits[0].name}, ("perplexity",), why)
-    shown = ", ".join(f"{each.name} ({_shown(each)})" for each in outputs)
+        reasons = {"loss": "the label of each token is the next one", "columns": "slices of one column"}
+        return Guess(mapped, {"kind": "cross_entropy", "output": logits[0].name}, ("perplexity",), reasons)
+    shown = ", ".join(f"{output.name} ({_shown(output)})" for output in outputs)
     raise UserError(
         f"no column of the set can be the label of the outputs {shown}",
         where="--data",
@@ -102,25 +104,29 @@ def guess(inputs: Sequence[Array], outputs: Sequence[Array], columns: Sequence[A
 
 def _loss(column: Array, outputs: Sequence[Array]) -> tuple[dict[str, Any], tuple[str, ...], str] | None:
     """The loss of an output and a label; None if none fits."""
-    for output in sorted(outputs, key=lambda each: "logit" not in each.name.lower()):
-        named = {"output": output.name} if len(outputs) > 1 else {}
+    for output in sorted(outputs, key=lambda candidate: "logit" not in candidate.name.lower()):
+        output_key = {"output": output.name} if len(outputs) > 1 else {}
         if _same(output.shape, column.shape) and not output.is_integer:
             if column.minimum == 0 and column.maximum == 1 and column.is_integer:
-                return {"kind": "bce_with_logits", **named}, (), f"{column.name} is 0 or 1, as many as {output.name}"
+                return (
+                    {"kind": "bce_with_logits", **output_key},
+                    (),
+                    f"{column.name} is 0 or 1, as many as {output.name}",
+                )
             if not column.is_integer:
-                return {"kind": "mse", **named}, (), f"{column.name} has numbers of {output.name}'s shape"
+                return {"kind": "mse", **output_key}, (), f"{column.name} has numbers of {output.name}'s shape"
         if not column.is_integer or len(output.shape) != len(column.shape) + 1 or output.is_integer:
             continue
         for axis, place, rest in ((-1, -1, output.shape[:-1]), (1, 0, output.shape[1:])):
             classes = output.shape[place]
             if _same(rest, column.shape) and not (classes and column.maximum and column.maximum >= classes):
-                loss = {"kind": "cross_entropy", **named, **({"class_axis": 1} if axis == 1 else {})}
+                loss = {"kind": "cross_entropy", **output_key, **({"class_axis": 1} if axis == 1 else {})}
                 return loss, ("accuracy",), f"{column.name} has numbers of the classes in {output.name}"
     return None
 
 
-def _fits(each: Array, column: Array) -> bool:
-    return each.is_integer == column.is_integer and _same(each.shape, column.shape)
+def _fits(model_input: Array, column: Array) -> bool:
+    return model_input.is_integer == column.is_integer and _same(model_input.shape, column.shape)
 
 
 def _same(a: Sequence[int | None], b: Sequence[int | None]) -> bool:

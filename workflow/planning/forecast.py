@@ -104,32 +104,32 @@ def forecast(spec: TrainerRunSpec) -> Forecast:
     from ortflow.workflow.planning.built import built
     from ortflow.workflow.planning.formulas import formulas
 
-    with built(spec) as found:
-        memory, messages, exchange = _memory(spec, found)
-        index = found.graphs.index if not spec.divides else _index_of(spec, found.graphs, memory.rank)
-        named, saving = formulas(index, spec, messages, exchange), None
+    with built(spec) as built_run:
+        memory, messages, exchange = _memory(spec, built_run)
+        index = built_run.graphs.index if not spec.divides else _index_of(spec, built_run.graphs, memory.rank)
+        part_formulas, saving = formulas(index, spec, messages, exchange), None
         if spec.onnx_model.recompute:
             plain = without_recomputation(spec)
-            with built(plain) as kept:
-                held = _memory(plain, kept)[0].parts["activations"]
-                now, before = (operations(onnx.load(each.graphs.train), each.shapes) for each in (found, kept))
-                saving = Saving(held, now / before)
+            with built(plain) as plain_run:
+                plain_activations = _memory(plain, plain_run)[0].parts["activations"]
+                now, before = (operations(onnx.load(run.graphs.train), run.shapes) for run in (built_run, plain_run))
+                saving = Saving(plain_activations, now / before)
     return Forecast(
         "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, memory.parts, memory.peak,
-        spec.onnx_model.recompute, saving, named, memory.rank, spec.world_size,
+        spec.onnx_model.recompute, saving, part_formulas, memory.rank, spec.world_size,
     )  # fmt: skip
 
 
-def _memory(spec: TrainerRunSpec, found: Built) -> tuple[RankMemory, tuple[int, int] | None, Exchange]:
+def _memory(spec: TrainerRunSpec, built_run: Built) -> tuple[RankMemory, tuple[int, int] | None, Exchange]:
     """The memory of the rank that needs most, `messages_of` it if it fetches its parameters, and `exchange_in` it."""
     from ortflow.workflow.planning.ranks import memory_of, most
 
-    graphs, exchange = found.graphs, exchange_in(found.graphs, spec)
+    graphs, exchange = built_run.graphs, exchange_in(built_run.graphs, spec)
     if spec.divides:
-        return most(divided_memory(spec, graphs, found.shapes, found.bytes)), None, exchange
+        return most(divided_memory(spec, graphs, built_run.shapes, built_run.bytes)), None, exchange
     shards = shards_of(graphs, spec)
-    peak, fetched = activations(graphs, spec, found.shapes, shards), messages_of(shards, graphs.index, spec)
-    memory = memory_of(spec, graphs.index, peak, found.bytes, fetched=sum(fetched), messages=exchange.size)
+    peak, fetched = activations(graphs, spec, built_run.shapes, shards), messages_of(shards, graphs.index, spec)
+    memory = memory_of(spec, graphs.index, peak, built_run.bytes, fetched=sum(fetched), messages=exchange.size)
     return memory, fetched if shards is not None else None, exchange
 
 
@@ -200,23 +200,23 @@ def activations(
     """
     from ortflow.workflow.graph.memory.peak_memory import peak_of, sizes_of
 
-    found = _followed(graphs, spec, batch)
-    model, types = found.model, found.types
+    forms = _followed(graphs, spec, batch)
+    model, types = forms.model, forms.types
     if shards is not None:
         from ortflow.workflow.graph.memory.concrete import concrete
 
         model = shards.train[0]
         types = {**types, **concrete(model, batch, types)}
     bound = {value.name for value in (*model.graph.input, *model.graph.output)}
-    return peak_of(model.graph, sizes_of(types), bound, found.conditions)
+    return peak_of(model.graph, sizes_of(types), bound, forms.conditions)
 
 
 def training_work(graphs: GraphSet, spec: TrainerRunSpec, batch: Mapping[str, tuple[int, ...]]) -> Work:
     """What the training graph computes, and exchanges within layers, for inputs of these shapes."""
     from ortflow.workflow.planning.passes import work_of
 
-    found = _followed(graphs, spec, batch)
-    return work_of(found.plain.graph, found.model.graph, found.types)
+    forms = _followed(graphs, spec, batch)
+    return work_of(forms.plain.graph, forms.model.graph, forms.types)
 
 
 def _followed(graphs: GraphSet, spec: TrainerRunSpec, batch: Mapping[str, tuple[int, ...]]) -> Forms:

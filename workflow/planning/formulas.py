@@ -31,22 +31,24 @@ def formulas(
     exchange
         The buffers in which gradients of other GPUs arrive.
     """
-    found = _formulas(index, spec, messages)
+    part_formulas = _formulas(index, spec, messages)
     if exchange.size:
-        found["messages"] = exchange.formula
+        part_formulas["messages"] = exchange.formula
     if spec.on_gpus:
-        found["batch"] = (
+        part_formulas["batch"] = (
             f"a micro-batch and, from {WORTHWHILE // 1024} KiB on, {SLOTS} that are on their way to the GPU"
         )
-        found["checkpoint"] = f"a rank's share, copied to {ON_THE_HOST}; at most half of what its node has available"
-    return found
+        part_formulas["checkpoint"] = (
+            f"a rank's share, copied to {ON_THE_HOST}; at most half of what its node has available"
+        )
+    return part_formulas
 
 
 def _formulas(index: FlatIndex, spec: TrainerRunSpec, messages: tuple[int, int] | None) -> dict[str, str]:
     """Of the parts that all devices have. Elements include padding; a share is rounded up to a multiple of
     `layout.ALIGNMENT`.
     """
-    zero, kept = spec.parallel.zero, len(spec.train.buffers)
+    zero, buffer_count = spec.parallel.zero, len(spec.train.buffers)
     trained, (start, end) = f"{index.trained:,}", index.span("state")
     ranks = f" / {spec.replicas} rank(s)"
     accumulated = "" if spec.accumulation == spec.parallel.chunks == 1 else f" + {trained}{ranks if zero >= 2 else ''}"
@@ -58,21 +60,21 @@ def _formulas(index: FlatIndex, spec: TrainerRunSpec, messages: tuple[int, int] 
         return {
             "parameters": f"{ITEM} B x ({trained}{ranks}{behind})",
             "gradients": f"{ITEM} B x ({trained}{ranks}{statistics})",
-            "moments": f"{kept} x {ITEM} B x {trained}{ranks}",
+            "moments": f"{buffer_count} x {ITEM} B x {trained}{ranks}",
             "messages": f"{ITEM} B x {message:,} of a layer's gradients"
             if spec.on_gpus
             else f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
         }
-    all_moments = f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}"
+    all_moments = f"{buffer_count} x {ITEM} B x {trained}{ranks if zero else ''}"
     staging = staging_elements(index, spec)
     if staging is None:
-        held = {"moments": all_moments}
+        moment_formulas = {"moments": all_moments}
     else:
-        moved = 2 * kept * ITEM * index.trained / (spec.replicas if zero else 1)
+        moved = 2 * buffer_count * ITEM * index.trained / (spec.replicas if zero else 1)
         times = " or ".join(f"{1e3 * moved / 2 / rate / 1e9:.0f} ms at {rate} GB/s" for rate in BUS)
-        held = {
+        moment_formulas = {
             "moments": f"{ITEM} B x {staging:,} in the pieces that pass through the GPU",
             OFFLOADED: f"{all_moments}, in {ON_THE_HOST}; copied both ways in each step, {times} each way, in part "
             "behind the passes",
         }
-    return {"gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})", **held}
+    return {"gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})", **moment_formulas}

@@ -35,7 +35,7 @@ def guess_for(path: Path, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
     keys: dict[str, Any] = {}
     if sounds := preparation_of(path):
         keys = {"audio": sounds["audio"].model_dump()}
-    elif pictures := [each for each in inputs if len(each.shape) == 3 and not each.is_integer]:
+    elif pictures := [array for array in inputs if len(array.shape) == 3 and not array.is_integer]:
         keys = {"images": _images(pictures[0].shape)}
     elif text := _text(path, inputs):
         keys = {"text": text}
@@ -45,8 +45,8 @@ def guess_for(path: Path, inputs: Sequence[Array], outputs: Sequence[Array]) -> 
         if "images" not in keys or error.where != str(path):
             raise
         samples, keys = open_samples(section_of(path)), {}
-    if isinstance(samples, TableSamples) and (made := _of_table(path, samples, inputs, outputs)) is not None:
-        return samples, made
+    if isinstance(samples, TableSamples) and (table_guess := _of_table(path, samples, inputs, outputs)) is not None:
+        return samples, table_guess
     if "text" in keys:
         return samples, _of_text(samples, keys, inputs, outputs)
     preparation = keys if isinstance(samples, (Images, Audio)) else {}
@@ -61,13 +61,13 @@ def _of_text(samples: Samples, keys: dict[str, Any], inputs: Sequence[Array], ou
         keys = {**keys, "transforms": [{"mask_tokens": {}}]}
         section = DataSet.model_validate({"path": str(samples.path), **keys})
         samples = augmented(samples, transforms_of(section, "data.train"), 0, "data.train")
-    names = {each.name for each in inputs}
+    names = {array.name for array in inputs}
     # A mask is no label, and neither is one number of a document where each token has an output.
-    columns = [each for each in _arrays(samples) if each.name in names or each.name != MASK]
-    columns = [each for each in columns if each.shape or not each_token]
-    made = guess(inputs, outputs, columns)
-    unused = [*made.unused, *samples.columns.keys() - {MASK, *(each.name for each in columns)}]
-    return replace(made, preparation=keys, unused=[name for name in unused if name != text.get("column", COLUMN)])
+    columns = [column for column in _arrays(samples) if column.name in names or column.name != MASK]
+    columns = [column for column in columns if column.shape or not each_token]
+    run_guess = guess(inputs, outputs, columns)
+    unused = [*run_guess.unused, *samples.columns.keys() - {MASK, *(column.name for column in columns)}]
+    return replace(run_guess, preparation=keys, unused=[name for name in unused if name != text.get("column", COLUMN)])
 
 
 def _text(path: Path, inputs: Sequence[Array]) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _text(path: Path, inputs: Sequence[Array]) -> dict[str, Any]:
     Windows of packed documents for a model with positions, else one document a sample.
     """
     tokenizer = path.absolute().parent / "tokenizer.json"
-    if not tokenizer.is_file() or not any(each.is_integer and len(each.shape) == 1 for each in inputs):
+    if not tokenizer.is_file() or not any(array.is_integer and len(array.shape) == 1 for array in inputs):
         return {}
     section: dict[str, Any] = {"tokenizer": str(tokenizer)}
     if is_table(path):
@@ -88,8 +88,8 @@ def _text(path: Path, inputs: Sequence[Array]) -> dict[str, Any]:
         section |= {} if column == COLUMN else {"column": column}
     elif not text_files.matches(path):
         return {}
-    if "position_ids" in {each.name for each in inputs}:
-        fixed = next((each.shape[0] for each in inputs if len(each.shape) == 1 and each.shape[0]), None)
+    if "position_ids" in {array.name for array in inputs}:
+        fixed = next((array.shape[0] for array in inputs if len(array.shape) == 1 and array.shape[0]), None)
         section |= {"length": fixed or 128, "pack": True}
     return section
 
@@ -115,8 +115,8 @@ def _images(shape: Sequence[int | None]) -> dict[str, Any]:
 
 def _of_table(path: Path, samples: TableSamples, inputs: Sequence[Array], outputs: Sequence[Array]) -> Guess | None:
     """The run of a model with one vector on a table whose columns make it; None if they do not."""
-    summaries, (vector, *more) = samples.table.summaries, inputs
-    if more or vector.name in samples.columns or vector.is_integer or len(vector.shape) != 1:
+    summaries, (vector, *other_inputs) = samples.table.summaries, inputs
+    if other_inputs or vector.name in samples.columns or vector.is_integer or len(vector.shape) != 1:
         return None
     usual = [name for name in summaries if name.lower() in LABELS]
     for label in usual or reversed(list(summaries)):
@@ -126,10 +126,12 @@ def _of_table(path: Path, samples: TableSamples, inputs: Sequence[Array], output
         rules = _rules([(name, summaries[name]) for name in names])
         section = DataSet.model_validate({"path": str(path), "columns": {vector.name: names}, "fields": rules})
         prepared = open_samples(section)
-        made = guess(inputs, outputs, [each for each in _arrays(prepared) if each.name in (vector.name, label)])
+        run_guess = guess(
+            inputs, outputs, [column for column in _arrays(prepared) if column.name in (vector.name, label)]
+        )
         unused = [name for name in summaries if name != label and name not in names]
-        columns = {**made.columns, vector.name: names}
-        return replace(made, columns=columns, unused=unused, preparation={"fields": rules} if rules else {})
+        columns = {**run_guess.columns, vector.name: names}
+        return replace(run_guess, columns=columns, unused=unused, preparation={"fields": rules} if rules else {})
     return None
 
 
@@ -146,12 +148,12 @@ def _width(summary: Summary) -> int:
 def _rules(columns: Sequence[tuple[str, Summary]]) -> list[dict[str, Any]]:
     """Numbers are standardised, their missing values become the mean, and text becomes a 1 at its class."""
     numbers = [(name, summary) for name, summary in columns if summary.kind in ("integer", "number")]
-    whole = [name for name, summary in numbers if not summary.missing]
+    complete = [name for name, summary in numbers if not summary.missing]
     missing = [name for name, summary in numbers if summary.missing]
     text = [name for name, summary in columns if summary.kind == "text"]
     rules: list[dict[str, Any]] = []
-    if whole:
-        rules.append({"columns": whole, "standardize": True})
+    if complete:
+        rules.append({"columns": complete, "standardize": True})
     if missing:
         rules.append({"columns": missing, "standardize": True, "missing": "mean"})
     if text:

@@ -14,7 +14,7 @@ from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 def state_of(
-    spec: TrainerRunSpec, whole: FlatIndex, division: Division | None = None, rank: int = 0, messages: int = 0
+    spec: TrainerRunSpec, model_index: FlatIndex, division: Division | None = None, rank: int = 0, messages: int = 0
 ) -> dict[str, int]:
     """Parameters, gradients, moments and the checkpoint's copies of a rank.
 
@@ -22,7 +22,7 @@ def state_of(
     ----------
     spec
         The run.
-    whole
+    model_index
         The index of the undivided model.
     division
         How the model is divided; None if each rank holds it whole.
@@ -31,13 +31,13 @@ def state_of(
     messages
         Elements of the buffers through which layers are fetched (ZeRO 3).
     """
-    kept = len(spec.train.buffers)
-    index, replica, replicas = whole, rank, spec.world_size
+    buffer_count = len(spec.train.buffers)
+    index, replica, replicas = model_index, rank, spec.world_size
     if division is not None:
         place = division.grid.place(rank)
         index, replica, replicas = division.of(place).index, place.data, division.grid.data
     parts = buffers(
-        index.trained, index.size - index.trained, kept, accumulation=spec.accumulation, world_size=replicas,
+        index.trained, index.size - index.trained, buffer_count, accumulation=spec.accumulation, world_size=replicas,
         zero=spec.parallel.zero, rank=replica, messages=messages, chunks=spec.parallel.chunks,
         staging=staging_elements(index, spec), copied=None if spec.on_gpus else KEPT,
     )  # fmt: skip
@@ -45,7 +45,7 @@ def state_of(
     # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
     parts["gradients"] += 2 * (end - start) * ITEM
     if division is not None:
-        shares = _canonical(whole, kept, rank, division.grid.world_size)
+        shares = _canonical(model_index, buffer_count, rank, division.grid.world_size)
         parts["checkpoint"] = shares + (shares if spec.on_gpus else min(shares, KEPT))
     return parts
 
@@ -67,12 +67,12 @@ def staging_elements(index: FlatIndex, spec: TrainerRunSpec) -> int | None:
     from ortflow.workflow.trainer.streamed import groups_of, staging_of
 
     optimizer, ranks = spec.train.optimizer, spec.replicas if spec.parallel.zero else 1
-    mine = pieces(segments_of(spec.train, index), *share(index.trained, 0, ranks))
-    groups = groups_of(mine, whole=OPTIMIZERS[optimizer.name].whole_tensors)
+    rank_pieces = pieces(segments_of(spec.train, index), *share(index.trained, 0, ranks))
+    groups = groups_of(rank_pieces, whole=OPTIMIZERS[optimizer.name].whole_tensors)
     return staging_of(groups, len(spec.train.buffers))
 
 
-def _canonical(whole: FlatIndex, moments: int, rank: int, world: int) -> int:
+def _canonical(model_index: FlatIndex, moments: int, rank: int, world: int) -> int:
     """Bytes of a rank's shares of the canonical state."""
-    counts = [whole.size, *[whole.trained] * moments]
+    counts = [model_index.size, *[model_index.trained] * moments]
     return sum(stop - start for start, stop in (share(count, rank, world) for count in counts)) * ITEM

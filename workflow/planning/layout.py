@@ -65,13 +65,13 @@ def layouts(ranks: int, chunks: tuple[int, ...] = CHUNKS) -> Iterator[Layout]:
                     continue
                 yield Layout(data, pipeline, horizontal, zero)
                 yield Layout(data, pipeline, horizontal, zero, "gpipe")
-                for each in chunks:
-                    yield Layout(data, pipeline, horizontal, zero, "interleaved", each)
+                for stages_per_rank in chunks:
+                    yield Layout(data, pipeline, horizontal, zero, "interleaved", stages_per_rank)
 
 
 def divisors(number: int) -> list[int]:
     """Divisors, ascending."""
-    return [each for each in range(1, number + 1) if number % each == 0]
+    return [divisor for divisor in range(1, number + 1) if number % divisor == 0]
 
 
 def section(layout: Layout, spec: TrainerRunSpec) -> dict[str, Any]:
@@ -79,27 +79,27 @@ def section(layout: Layout, spec: TrainerRunSpec) -> dict[str, Any]:
 
     Keys that a layout does not set, such as the names of weights that stay whole, stay as the run file has them.
     """
-    found: dict[str, Any] = {"data": layout.data}
+    keys: dict[str, Any] = {"data": layout.data}
     if layout.pipeline > 1:
-        found |= {"pipeline": layout.pipeline, "schedule": layout.schedule}
-        found |= {"chunks": layout.chunks} if layout.chunks > 1 else {}
+        keys |= {"pipeline": layout.pipeline, "schedule": layout.schedule}
+        keys |= {"chunks": layout.chunks} if layout.chunks > 1 else {}
         cuts = spec.parallel.cuts
-        found |= {"cuts": cuts} if cuts is not None and len(cuts) == layout.pipeline * layout.chunks - 1 else {}
-    found |= {"horizontal": layout.horizontal} if layout.horizontal > 1 else {}
-    found |= {"zero": layout.zero} if layout.zero else {}
-    others = spec.parallel.model_dump(exclude_defaults=True, exclude=set(LAYOUT))
-    left = OF_HORIZONTAL if layout.horizontal == 1 else frozenset[str]()
-    return {**found, **{name: value for name, value in others.items() if name not in left}}
+        keys |= {"cuts": cuts} if cuts is not None and len(cuts) == layout.pipeline * layout.chunks - 1 else {}
+    keys |= {"horizontal": layout.horizontal} if layout.horizontal > 1 else {}
+    keys |= {"zero": layout.zero} if layout.zero else {}
+    other_keys = spec.parallel.model_dump(exclude_defaults=True, exclude=set(LAYOUT))
+    omitted_keys = OF_HORIZONTAL if layout.horizontal == 1 else frozenset[str]()
+    return {**keys, **{name: value for name, value in other_keys.items() if name not in omitted_keys}}
 
 
 def keys_of(
-    written: TrainerRunSpec, spec: TrainerRunSpec, layout: Layout, recompute: str | None = None
+    file_spec: TrainerRunSpec, spec: TrainerRunSpec, layout: Layout, recompute: str | None = None
 ) -> dict[str, Any]:
     """What to change in a run file, so that it trains under a layout with the same samples in a step.
 
     Parameters
     ----------
-    written
+    file_spec
         The run file's run.
     spec
         The same run on the wanted number of ranks.
@@ -108,16 +108,16 @@ def keys_of(
     recompute
         `model.recompute`, if the layout sets it.
     """
-    found: dict[str, Any] = {"parallel": section(layout, spec)}
+    changes: dict[str, Any] = {"parallel": section(layout, spec)}
     if recompute is not None:
-        found["model"] = {"recompute": recompute}
-    count, train = under(spec, layout).accumulation, written.train
+        changes["model"] = {"recompute": recompute}
+    count, train = under(spec, layout).accumulation, file_spec.train
     if (train.global_batch is None or train.gradient_accumulation > 1) and count != train.gradient_accumulation:
-        found["train"] = {"gradient_accumulation": count}
-    before, after = written.resources, spec.resources
+        changes["train"] = {"gradient_accumulation": count}
+    before, after = file_spec.resources, spec.resources
     if (before.nodes, before.ranks_per_node) != (after.nodes, after.ranks_per_node):
-        found["resources"] = {"nodes": after.nodes, "ranks_per_node": after.ranks_per_node}
-    return found
+        changes["resources"] = {"nodes": after.nodes, "ranks_per_node": after.ranks_per_node}
+    return changes
 
 
 def under(spec: TrainerRunSpec, layout: Layout) -> TrainerRunSpec:

@@ -48,53 +48,53 @@ def rates(low: float, high: float, steps: int) -> list[float]:
 
 def points(losses: Iterator[tuple[float, float]]) -> list[Point]:
     """The points of (rate, loss) until the loss diverges. Pure."""
-    found: list[Point] = []
+    curve: list[Point] = []
     average, least = 0.0, math.inf
     for step, (lr, loss) in enumerate(losses, 1):
         if not math.isfinite(loss):
             break
         average = SMOOTHING * average + (1 - SMOOTHING) * loss
         smoothed = average / (1 - SMOOTHING**step)
-        found.append(Point(lr, loss, smoothed))
+        curve.append(Point(lr, loss, smoothed))
         least = min(least, smoothed)
-        if step > FIRST and smoothed > max(DIVERGED * least, least + DIVERGED * (found[0].smoothed - least)) > least:
+        if step > FIRST and smoothed > max(DIVERGED * least, least + DIVERGED * (curve[0].smoothed - least)) > least:
             break
-    return found
+    return curve
 
 
-def suggestion(found: Sequence[Point]) -> float:
+def suggestion(curve: Sequence[Point]) -> float:
     """The rate at which the smoothed loss falls most steeply.
 
     Raises UserError if it does not fall, or not by more than it varies between steps.
     """
-    end = min(range(len(found)), key=lambda place: found[place].smoothed, default=0)
+    end = min(range(len(curve)), key=lambda place: curve[place].smoothed, default=0)
     slopes = {
-        place: (found[place + 1].smoothed - found[place - 1].smoothed)
-        / math.log(found[place + 1].lr / found[place - 1].lr)
-        for place in range(FIRST, min(end, len(found) - 1))
+        place: (curve[place + 1].smoothed - curve[place - 1].smoothed)
+        / math.log(curve[place + 1].lr / curve[place - 1].lr)
+        for place in range(FIRST, min(end, len(curve) - 1))
     }
     steepest = min(slopes, key=lambda place: slopes[place], default=None)
     if steepest is None or slopes[steepest] >= 0:
         raise UserError(
-            f"the loss does not fall at any learning rate of {len(found)} steps",
+            f"the loss does not fall at any learning rate of {len(curve)} steps",
             fix="widen the range (--from, --to), or take more steps (--steps)",
         )
-    falls, noise = _fall(found, end)
+    falls, noise = _fall(curve, end)
     if falls <= NOISE * noise:
         raise UserError(
             f"the loss falls by {falls:.3g} at most, which is no more than it varies between steps ({noise:.3g})",
             fix="widen the range (--from, --to), take more steps (--steps), or raise train.global_batch",
         )
-    return found[steepest].lr
+    return curve[steepest].lr
 
 
-def _fall(found: Sequence[Point], end: int) -> tuple[float, float]:
+def _fall(curve: Sequence[Point], end: int) -> tuple[float, float]:
     """How far the smoothed loss falls to its least value, and the standard deviation of a step's loss around it.
 
     The latter is that of differences between steps, divided by the root of 2, so that the fall has little part in it.
     """
-    falls = max(point.smoothed for point in found[FIRST : end + 1]) - found[end].smoothed
-    losses = [point.loss for point in found[: end + 1]]
+    falls = max(point.smoothed for point in curve[FIRST : end + 1]) - curve[end].smoothed
+    losses = [point.loss for point in curve[: end + 1]]
     return falls, pstdev([b - a for a, b in pairwise(losses)]) / math.sqrt(2)
 
 

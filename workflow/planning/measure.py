@@ -23,28 +23,28 @@ def threads_of(spec: TrainerRunSpec) -> int:
     return cores_per_rank(spec.resources.cpus_per_rank, spec.resources.ranks_per_node)
 
 
-def micro_batch_seconds(found: Built, spec: TrainerRunSpec, threads: int) -> tuple[float, float]:
+def micro_batch_seconds(built_run: Built, spec: TrainerRunSpec, threads: int) -> tuple[float, float]:
     """Seconds of the two passes of a micro-batch, and of an update of all parameters.
 
     Steps of one and of two micro-batches are timed. They differ by the passes of one, and by adding its gradients.
 
     Parameters
     ----------
-    found
+    built_run
         The built model.
     spec
         The run on one rank, with two micro-batches a step.
     threads
         Cores of a rank.
     """
-    builder = builder_of(spec, found.run_dir, Report())
+    builder = builder_of(spec, built_run.run_dir, Report())
     trainer = builder.open(SoloCommunicator(), CpuDevice(), threads, [builder.check_machine()])
     fastest = {1: float("inf"), 2: float("inf")}
     for update in range(1 + REPEATS):
         for count in fastest:
             start = time.perf_counter()
             trainer.step(
-                [found.batch] * count, learning_rate=0.0, update=update + 1, seeds=[0] * count, control_values=[]
+                [built_run.batch] * count, learning_rate=0.0, update=update + 1, seeds=[0] * count, control_values=[]
             )
             if update:
                 fastest[count] = min(fastest[count], time.perf_counter() - start)
@@ -70,7 +70,7 @@ def measured(rates: Rates, seconds: tuple[float, float], operations: int, elemen
     if not update:
         # Shorter than what the passes vary by.
         update = rates.update * elements
-    how = (
+    explanations = (
         f"One micro-batch of the undivided model took {passes:.3g} s forward and backward on {threads} core(s) of this "
         f"machine, and an update {update:.2g} s; passes of a layout take the share that its operations have of it, as "
         "if each rank had cores of its own.",
@@ -79,15 +79,15 @@ def measured(rates: Rates, seconds: tuple[float, float], operations: int, elemen
         rates,
         operations=operations / passes,
         update=update / max(1, elements),
-        how=(*how, *rates.how[1:]),
+        explanations=(*explanations, *rates.explanations[1:]),
         measured=True,
     )
 
 
 def linked(rates: Rates, inside: Link) -> Rates:
     """Rates with a measured link within a machine."""
-    how = (
+    explanations = (
         f"Messages take {inside.bandwidth / 1e9:.2g} GB/s and {inside.latency * 1e6:.2g} us each, measured with an "
         "all-reduce of two ranks here.",
     )
-    return replace(rates, inside=inside, how=(*rates.how[:1], *how))
+    return replace(rates, inside=inside, explanations=(*rates.explanations[:1], *explanations))

@@ -53,10 +53,10 @@ class _Pass:
     forms: Forms
 
     @classmethod
-    def read(cls, path: Path, shapes: Shapes, known: Mapping[str, Type], *, kernels: bool) -> _Pass:
-        own = Form.KERNELS.of(path)
-        model = onnx.load(own) if kernels and own.exists() else None
-        return cls(forms_of(onnx.load(path), model, shapes, known))
+    def read(cls, path: Path, shapes: Shapes, types_of_inputs: Mapping[str, Type], *, kernels: bool) -> _Pass:
+        kernel_form = Form.KERNELS.of(path)
+        model = onnx.load(kernel_form) if kernels and kernel_form.exists() else None
+        return cls(forms_of(onnx.load(path), model, shapes, types_of_inputs))
 
     @property
     def types(self) -> dict[str, Type]:
@@ -74,9 +74,9 @@ class _Pass:
     def work(self) -> Work:
         return work_of(self.forms.plain.graph, self.forms.model.graph, self.types)
 
-    def events(self, kept: Sequence[str] = ()) -> tuple[Event, ...]:
-        bound = (self.inputs | set(self.outputs)) - set(kept)
-        return tuple(events(self.forms.model.graph, sizes_of(self.types), bound, kept, self.forms.conditions))
+    def events(self, persistent: Sequence[str] = ()) -> tuple[Event, ...]:
+        bound = (self.inputs | set(self.outputs)) - set(persistent)
+        return tuple(events(self.forms.model.graph, sizes_of(self.types), bound, persistent, self.forms.conditions))
 
     @property
     def unknown(self) -> tuple[str, ...]:
@@ -98,28 +98,28 @@ def stage_passes(root: Path, batch: Shapes, *, kernels: bool) -> list[StagePasse
     """
     stages = StageSet.load(root)
     values: dict[str, Type] = {}
-    found = []
+    all_passes = []
     for stage in stages.stages:
-        sent, made = _stage(stages, stage, batch, values, kernels=kernels)
+        sent, passes = _stage(stages, stage, batch, values, kernels=kernels)
         values.update(sent)
-        found.append(made)
-    return weighted(found, [stage.cost for stage in stages.stages])
+        all_passes.append(passes)
+    return weighted(all_passes, [stage.cost for stage in stages.stages])
 
 
 def weighted(stages: Sequence[StagePasses], costs: Sequence[Cost | None]) -> list[StagePasses]:
     """Stages with their operations in the ratio of the measured seconds, if these are known."""
-    known = [(cost.seconds, cost.operations) for cost in costs if cost is not None and cost.seconds is not None]
-    seconds, operations = (sum(column) for column in zip(*known, strict=True)) if known else (0.0, 0)
-    if len(known) < len(stages) or not seconds:
+    timed_costs = [(cost.seconds, cost.operations) for cost in costs if cost is not None and cost.seconds is not None]
+    seconds, operations = (sum(column) for column in zip(*timed_costs, strict=True)) if timed_costs else (0.0, 0)
+    if len(timed_costs) < len(stages) or not seconds:
         return list(stages)
-    found = []
-    for stage, (mine, counted) in zip(stages, known, strict=True):
-        factor = mine / seconds * operations / max(1, counted)
+    weighted_stages = []
+    for stage, (stage_seconds, counted) in zip(stages, timed_costs, strict=True):
+        factor = stage_seconds / seconds * operations / max(1, counted)
         forward, backward = (
             replace(work, operations=round(factor * work.operations)) for work in (stage.forward, stage.backward)
         )
-        found.append(replace(stage, forward=forward, backward=backward))
-    return found
+        weighted_stages.append(replace(stage, forward=forward, backward=backward))
+    return weighted_stages
 
 
 def _stage(
@@ -127,26 +127,28 @@ def _stage(
 ) -> tuple[dict[str, Type], StagePasses]:
     """The types of what a stage makes, and its passes. `values` are the types of what earlier stages made."""
     number, last = stage.number, stage.number == len(stages.stages) - 1
-    given = {**batch, **{name: shape for name, (_, shape) in values.items()}}
-    forward = _Pass.read(stages.forward(number), given, values, kernels=kernels)
+    input_shapes = {**batch, **{name: shape for name, (_, shape) in values.items()}}
+    forward = _Pass.read(stages.forward(number), input_shapes, values, kernels=kernels)
     # Running statistics and the loss are written to memory of the trainer.
     tied = {LOSS_SUM, LOSS_WEIGHT, *(f"{name}_new" for name in stage.tensors)}
-    kept = [name for name in forward.outputs if name not in tied]
-    later = {**given, **{name: shape for name, (_, shape) in forward.types.items()}}
+    persistent = [name for name in forward.outputs if name not in tied]
+    later = {**input_shapes, **{name: shape for name, (_, shape) in forward.types.items()}}
     later |= {gradient_from_next(v.name): forward.types[v.name][1] for v in stage.sends if v.name in forward.types}
-    backward = both = None
+    backward = joint = None
     if stages.backward(number).exists():
         backward = _Pass.read(stages.backward(number), later, forward.types, kernels=kernels)
     if last:
-        both = _Pass.read(stages.both(number), given, values, kernels=kernels)
+        joint = _Pass.read(stages.both(number), input_shapes, values, kernels=kernels)
     read = backward.inputs if backward is not None else set[str]()
-    received, sent = ([(v, _bytes(forward.types, v.name)) for v in each] for each in (stage.receives, stage.sends))
+    received, sent = (
+        [(v, _bytes(forward.types, v.name)) for v in transfers] for transfers in (stage.receives, stage.sends)
+    )
     memory = ChunkMemory(
-        forward=forward.events(kept),
+        forward=forward.events(persistent),
         backward=backward.events() if backward is not None else (),
-        both=both.events() if both is not None else None,
+        joint=joint.events() if joint is not None else None,
         arriving=sum(size for _, size in received),
-        kept=sum(size for value, size in received if value.name in read),
+        stash=sum(size for value, size in received if value.name in read),
         gradients_in=sum(size for value, size in sent if value.gradient),
         gradients_out=sum(size for value, size in received if value.gradient),
         unknown=(*forward.unknown, *(backward.unknown if backward is not None else ())),

@@ -19,13 +19,13 @@ EQUAL = 1.15
 def ordered(candidates: Iterable[Candidate]) -> tuple[Candidate, ...]:
     """The fastest first; those within `EQUAL` of the fastest of the rest by simplicity, then seconds, then memory."""
     rest = sorted(candidates, key=_cost)
-    made: list[Candidate] = []
+    ranking: list[Candidate] = []
     while rest:
         limit = EQUAL * rest[0].time.total
-        equal = [each for each in rest if each.time.total <= limit]
-        made += sorted(equal, key=lambda each: (_divisions(each), _cost(each)))
+        equal = [candidate for candidate in rest if candidate.time.total <= limit]
+        ranking += sorted(equal, key=lambda candidate: (_divisions(candidate), _cost(candidate)))
         rest = rest[len(equal) :]
-    return tuple(made)
+    return tuple(ranking)
 
 
 def _cost(candidate: Candidate) -> tuple[float, float]:

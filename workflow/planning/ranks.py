@@ -45,7 +45,7 @@ class RankMemory:
 
 def memory_of(
     spec: TrainerRunSpec,
-    whole: FlatIndex,
+    model_index: FlatIndex,
     peak: Peak,
     batch: int,
     *,
@@ -60,7 +60,7 @@ def memory_of(
     ----------
     spec
         The run.
-    whole
+    model_index
         The index of the undivided model.
     peak
         Of the values of this rank's graphs.
@@ -75,40 +75,44 @@ def memory_of(
     messages
         Bytes of messages between stages, or of the buffers in which gradients of other GPUs arrive.
     """
-    held = state_of(spec, whole, division, rank, fetched)
-    on_host = {name: held.pop(name) for name in ON_HOST if name in held}
-    parts = {**held, "batch": batches_of(spec, batch), "activations": peak.held}
+    state = state_of(spec, model_index, division, rank, fetched)
+    on_host = {name: state.pop(name) for name in ON_HOST if name in state}
+    parts = {**state, "batch": batches_of(spec, batch), "activations": peak.held}
     if messages:
         parts["messages"] = parts.get("messages", 0) + messages
-    own = {"context": CONTEXT, **on_host} if spec.on_gpus else {**on_host, "process": FOLLOWER if rank else PROCESS}
-    return RankMemory(rank, {**parts, **own}, peak, spec.on_gpus)
+    overhead = (
+        {"context": CONTEXT, **on_host} if spec.on_gpus else {**on_host, "process": FOLLOWER if rank else PROCESS}
+    )
+    return RankMemory(rank, {**parts, **overhead}, peak, spec.on_gpus)
 
 
 def pipeline_memory(
-    spec: TrainerRunSpec, whole: FlatIndex, division: Division, replays: Sequence[Replayed], batch: int
+    spec: TrainerRunSpec, model_index: FlatIndex, division: Division, replays: Sequence[Replayed], batch: int
 ) -> list[RankMemory]:
     """The memory of the ranks of one replica of a pipeline; `replays` are those of the stages' ranks, in order."""
     grid = division.grid
     return [
         memory_of(
-            spec, whole, each.peak, batch, division=division, rank=grid.rank(Place(0, stage, part)),
-            messages=each.messages,
+            spec, model_index, replayed.peak, batch, division=division, rank=grid.rank(Place(0, stage, part)),
+            messages=replayed.messages,
         )
-        for stage, each in enumerate(replays)
+        for stage, replayed in enumerate(replays)
         for part in range(grid.horizontal)
     ]  # fmt: skip
 
 
-def part_memory(spec: TrainerRunSpec, whole: FlatIndex, division: Division, peak: Peak, batch: int) -> list[RankMemory]:
+def part_memory(
+    spec: TrainerRunSpec, model_index: FlatIndex, division: Division, peak: Peak, batch: int
+) -> list[RankMemory]:
     """The memory of the ranks of one replica, which share all layers."""
     grid = division.grid
     ranks = [grid.rank(Place(0, 0, part)) for part in range(grid.horizontal)]
-    return [memory_of(spec, whole, peak, batch, division=division, rank=rank) for rank in ranks]
+    return [memory_of(spec, model_index, peak, batch, division=division, rank=rank) for rank in ranks]
 
 
-def most(found: Sequence[RankMemory]) -> RankMemory:
+def most(memories: Sequence[RankMemory]) -> RankMemory:
     """That of the rank that needs most, the first of equal ones."""
-    return max(found, key=lambda each: each.total)
+    return max(memories, key=lambda memory: memory.total)
 
 
 def replays_of(spec: TrainerRunSpec, stages: Sequence[StagePasses]) -> list[Replayed]:
@@ -119,10 +123,10 @@ def replays_of(spec: TrainerRunSpec, stages: Sequence[StagePasses]) -> list[Repl
         # Behind the first micro-batches a rank keeps as many as before.
         count = min(count, 3 * ranks * parallel.chunks)
     actions = schedule(parallel.schedule, ranks, count, parallel.chunks)
-    found = []
+    replays = []
     for rank in range(ranks):
-        chunks = [each.memory for each in stages[rank::ranks]]
+        chunks = [stage.memory for stage in stages[rank::ranks]]
         if parallel.schedule == "gpipe":
-            chunks = [replace(chunk, both=None) for chunk in chunks]
-        found.append(replay(actions[rank], chunks))
-    return found
+            chunks = [replace(chunk, joint=None) for chunk in chunks]
+        replays.append(replay(actions[rank], chunks))
+    return replays

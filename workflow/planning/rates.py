@@ -61,7 +61,7 @@ class Rates:
     """Between ranks of a machine."""
     outside: Link
     """Between machines."""
-    how: tuple[str, ...] = ()
+    explanations: tuple[str, ...] = ()
     """How they were found, in sentences."""
     measured: bool = False
     """Whether the model may run here to be measured."""
@@ -81,10 +81,10 @@ def assumed(threads: int, *, gpu: bool, bandwidth: float | None = None) -> Rates
     """
     operations, memory, inside = (GPU, GPU_MEMORY, OF_GPUS) if gpu else (CORE * threads, MEMORY, IN_MACHINE)
     per = "GPU" if gpu else "core"
-    how = (
+    explanations = (
         f"Seconds are the operations and bytes of the graphs, counted, at an assumed {(GPU if gpu else CORE) / 1e9:g} "
         f"billion operations a second per {per}: only their ratios are meaningful.",
         f"Messages take an assumed {inside / 1e9:g} GB/s within a machine.",
     )
     outside = Link(bandwidth or BETWEEN_MACHINES, NETWORK_LATENCY)
-    return Rates(operations, UPDATE / memory, Link(inside, LATENCY), outside, how)
+    return Rates(operations, UPDATE / memory, Link(inside, LATENCY), outside, explanations)

@@ -71,8 +71,8 @@ def buffers_of(form: onnx.ModelProto, index: FlatIndex, elements: Mapping[str, i
     from ortflow.workflow.trainer.table_exchange import gathered_size
 
     _, buckets, rows = in_buckets(form, index, elements, ranks)
-    received = received_size([each.stop - each.start for each in early_of(buckets, index.trained)], ranks)
+    received = received_size([bucket.stop - bucket.start for bucket in early_of(buckets, index.trained)], ranks)
     if not received or len(buckets) < FEWEST:
         return Exchange()
-    gathered = sum(gathered_size(each, index[each.table].tensor.shape[1], ranks) for each in rows)
-    return Exchange(received, gathered, tuple(dict.fromkeys(each.table for each in rows)))
+    gathered = sum(gathered_size(table_rows, index[table_rows.table].tensor.shape[1], ranks) for table_rows in rows)
+    return Exchange(received, gathered, tuple(dict.fromkeys(table_rows.table for table_rows in rows)))

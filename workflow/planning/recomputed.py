@@ -13,12 +13,12 @@ LAYERS = "layers"
 """Value of `model.recompute`."""
 
 
-def with_recomputation(found: Survey, memory: float) -> Survey:
+def with_recomputation(own_survey: Survey, memory: float) -> Survey:
     """Add to a survey what its layouts need with `model.recompute: layers`, if they need more than `memory` without.
 
     Parameters
     ----------
-    found
+    own_survey
         A survey of the run file's own `model.recompute`.
     memory
         Bytes of a rank.
@@ -29,16 +29,20 @@ def with_recomputation(found: Survey, memory: float) -> Survey:
         The same if all layouts fit, or the run file sets `model.recompute`, or the model repeats no layers; a note then
         gives the reason.
     """
-    model = found.spec.onnx_model
-    large = {each.layout for each in found.found if each.memory.total > memory}
+    model = own_survey.spec.onnx_model
+    large = {candidate.layout for candidate in own_survey.candidates if candidate.memory.total > memory}
     if not large or model.recompute or model.graphs.train:
-        return found
+        return own_survey
     try:
-        other = survey(recomputing(found.spec), lambda *_: found.rates)
+        other = survey(recomputing(own_survey.spec), lambda *_: own_survey.rates)
     except UserError as error:
-        return replace(found, notes=(*found.notes, f"model.recompute: layers is not considered: {error.what}"))
-    more = [replace(each, recompute=LAYERS) for each in other.found if each.layout in large]
-    return replace(found, found=ordered([*found.found, *more]))
+        return replace(
+            own_survey, notes=(*own_survey.notes, f"model.recompute: layers is not considered: {error.what}")
+        )
+    recomputed_candidates = [
+        replace(candidate, recompute=LAYERS) for candidate in other.candidates if candidate.layout in large
+    ]
+    return replace(own_survey, candidates=ordered([*own_survey.candidates, *recomputed_candidates]))
 
 
 def recomputing(spec: TrainerRunSpec) -> TrainerRunSpec:

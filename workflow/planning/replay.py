@@ -24,11 +24,11 @@ class ChunkMemory:
     forward: Sequence[Event]
     """Outputs that later stages and the backward pass read are not freed."""
     backward: Sequence[Event]
-    both: Sequence[Event] | None
+    joint: Sequence[Event] | None
     """The two passes as one graph, if they may run as one."""
     arriving: int
     """Bytes of the activations that it receives."""
-    kept: int
+    stash: int
     """Bytes of those that the backward pass reads."""
     gradients_in: int
     """Bytes of the gradients that it receives."""
@@ -51,7 +51,7 @@ class Replayed:
 def replay(actions: Sequence[Action], chunks: Sequence[ChunkMemory]) -> Replayed:
     """The memory of a rank's actions, in order."""
     arena, now, best = Arena(), 0, Peak(0, 0, "", (), ())
-    kept: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    forward_pieces: dict[tuple[int, int], list[tuple[int, int]]] = {}
     received = messages = 0
 
     def run(events: Sequence[Event]) -> list[tuple[int, int]]:
@@ -69,7 +69,7 @@ def replay(actions: Sequence[Action], chunks: Sequence[ChunkMemory]) -> Replayed
             if now > best.size:
                 values = [(name, count) for name, (_, count) in alive.items()]
                 if before:
-                    values.append((f"{len(kept)} micro-batches between their passes", before))
+                    values.append((f"{len(forward_pieces)} micro-batches between their passes", before))
                 best = Peak(now, 0, event.node, tuple(values), ())
         return list(alive.values())
 
@@ -83,21 +83,21 @@ def replay(actions: Sequence[Action], chunks: Sequence[ChunkMemory]) -> Replayed
     while place < len(actions):
         action = actions[place]
         chunk, key = chunks[action.chunk], (action.chunk, action.micro_batch)
-        ahead = [_arriving(chunks, each) for each in actions[place + 1 : place + 1 + 2 * AHEAD]]
-        posted = sum([each for each in ahead if each][:AHEAD])
+        ahead = [_arriving(chunks, next_action) for next_action in actions[place + 1 : place + 1 + 2 * AHEAD]]
+        posted = sum([size for size in ahead if size][:AHEAD])
         if action.direction == "backward":
             messages = max(messages, received + posted + chunk.gradients_in + 2 * chunk.gradients_out)
             run(chunk.backward)
-            free(kept.pop(key))
-            received -= chunk.kept
-        elif chunk.both is not None and _follows(actions, place):
+            free(forward_pieces.pop(key))
+            received -= chunk.stash
+        elif chunk.joint is not None and _follows(actions, place):
             messages = max(messages, received + posted + chunk.arriving + 2 * chunk.gradients_out)
-            free(run(chunk.both))
+            free(run(chunk.joint))
             place += 1
         else:
             messages = max(messages, received + posted + chunk.arriving)
-            kept[key] = run(chunk.forward)
-            received += chunk.kept
+            forward_pieces[key] = run(chunk.forward)
+            received += chunk.stash
         place += 1
     values = sorted(best.values, key=lambda item: -item[1])
     unknown = tuple(sorted({name for chunk in chunks for name in chunk.unknown}))
@@ -112,5 +112,5 @@ def _arriving(chunks: Sequence[ChunkMemory], action: Action) -> int:
 def _follows(actions: Sequence[Action], place: int) -> bool:
     """Whether the backward pass of the same micro-batch and chunk is next."""
     action = actions[place]
-    wanted = Action("backward", action.micro_batch, action.chunk)
-    return place + 1 < len(actions) and actions[place + 1] == wanted
+    expected = Action("backward", action.micro_batch, action.chunk)
+    return place + 1 < len(actions) and actions[place + 1] == expected

@@ -55,9 +55,9 @@ class Clock:
 
     def link(self, ranks: Sequence[int]) -> Link:
         """The slowest link among ranks."""
-        each = self._spec.resources.ranks_per_node
-        alone = len({rank // each for rank in ranks}) < 2
-        return self._rates.inside if alone else self._rates.outside
+        ranks_per_node = self._spec.resources.ranks_per_node
+        one_machine = len({rank // ranks_per_node for rank in ranks}) < 2
+        return self._rates.inside if one_machine else self._rates.outside
 
     def work(self, work: Work) -> float:
         """Seconds of a pass."""
@@ -76,15 +76,18 @@ class Clock:
         """Seconds of the passes of a step, and the bubble."""
         parallel, ranks = self._spec.parallel, self._grid.pipeline
         actions = schedule(parallel.schedule, ranks, self._spec.accumulation, parallel.chunks)
-        forward, backward = [self.work(each.forward) for each in stages], [self.work(each.backward) for each in stages]
-        transfer = self.link(self._grid.stages(0)).send(max(each.sent for each in stages))
+        forward, backward = (
+            [self.work(stage.forward) for stage in stages],
+            [self.work(stage.backward) for stage in stages],
+        )
+        transfer = self.link(self._grid.stages(0)).send(max(stage.sent for stage in stages))
 
         def duration(rank: int, action: Action) -> float:
             stage = action.stage(rank, ranks)
             return forward[stage] if action.direction == "forward" else backward[stage]
 
-        made = timeline(actions, duration, transfer)
-        return made.end, made.bubble
+        pass_timeline = timeline(actions, duration, transfer)
+        return pass_timeline.end, pass_timeline.bubble
 
     def replicas(self, index: FlatIndex) -> float:
         """Seconds of what replicas exchange in a step about the tensors of an index."""
@@ -119,7 +122,7 @@ class Clock:
 def step_time(
     spec: TrainerRunSpec,
     rates: Rates,
-    whole: FlatIndex,
+    model_index: FlatIndex,
     work: Work | Sequence[StagePasses],
     division: Division | None = None,
 ) -> StepTime:
@@ -131,7 +134,7 @@ def step_time(
         The run, under its layout.
     rates
         Of its ranks.
-    whole
+    model_index
         The index of the undivided model.
     work
         Forward and backward pass of a micro-batch on a rank that has all layers, or the stages of the pipeline.
@@ -145,7 +148,7 @@ def step_time(
         passes, bubble = clock.pipeline(work)
     formula = bubble_by_formula(grid.pipeline, spec.accumulation, spec.parallel.chunks)
     if division is None:
-        return StepTime(passes, clock.replicas(whole), clock.update(whole), bubble, formula)
+        return StepTime(passes, clock.replicas(model_index), clock.update(model_index), bubble, formula)
     behind = []
     for stage in range(grid.pipeline):
         place = Place(0, stage, 0)

@@ -73,7 +73,7 @@ class Survey:
 
     spec: TrainerRunSpec
     """The run, on the wanted number of ranks."""
-    found: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     """In the order of `preference`."""
     refused: tuple[tuple[Layout, str], ...]
     """With the reason."""
@@ -83,12 +83,12 @@ class Survey:
 
     def fitting(self, memory: float) -> list[Candidate]:
         """The layouts whose ranks need at most so many bytes."""
-        return [each for each in self.found if each.memory.total <= memory]
+        return [candidate for candidate in self.candidates if candidate.memory.total <= memory]
 
     @property
     def smallest(self) -> Candidate | None:
         """The layout that needs the least memory."""
-        return min(self.found, key=lambda each: each.memory.total, default=None)
+        return min(self.candidates, key=lambda candidate: candidate.memory.total, default=None)
 
 
 Measure = Callable[[Built, TrainerRunSpec, int, int], Rates]
@@ -105,42 +105,42 @@ def survey(spec: TrainerRunSpec, measure: Measure) -> Survey:
     UserError
         If its model or data is unusable.
     """
-    with built(one_rank(spec)) as found:
-        models = _DividedModels(spec, found)
-        whole, twice = models.whole(), one_rank(spec, micro_batches=2)
-        rates = measure(found, twice, whole.work.operations, models.memory(twice, whole).total)
+    with built(one_rank(spec)) as built_run:
+        models = _DividedModels(spec, built_run)
+        undivided, twice = models.whole(), one_rank(spec, micro_batches=2)
+        rates = measure(built_run, twice, undivided.work.operations, models.memory(twice, undivided).total)
         models.timed = rates.measured
         candidates, refused = [], []
         for layout in layouts(spec.world_size, chunks_of(spec)):
-            chosen = under(spec, layout)
-            reason = refusal(chosen) or models.missing(chosen)
+            layout_spec = under(spec, layout)
+            reason = refusal(layout_spec) or models.missing(layout_spec)
             if reason is not None:
                 refused.append((layout, reason))
                 continue
             try:
-                models.check_samples(chosen)
-                candidates.append((layout, chosen, models.at(chosen, layout)))
+                models.check_samples(layout_spec)
+                candidates.append((layout, layout_spec, models.at(layout_spec, layout)))
             except UserError as error:
                 refused.append((layout, f"{error.where or 'parallel'} {error.what}"))
-        rates = replace(rates, how=(*rates.how, *models.how_cut()))
-        made = [
+        rates = replace(rates, explanations=(*rates.explanations, *models.how_cut()))
+        accepted = [
             Candidate(
-                layout, section(layout, spec), models.memory(chosen, shape),
-                step_time(chosen, rates, found.graphs.index, shape.stages or shape.work, shape.division),
-                chosen.accumulation,
+                layout, section(layout, spec), models.memory(layout_spec, shape),
+                step_time(layout_spec, rates, built_run.graphs.index, shape.stages or shape.work, shape.division),
+                layout_spec.accumulation,
             )
-            for layout, chosen, shape in candidates
+            for layout, layout_spec, shape in candidates
         ]  # fmt: skip
-    return Survey(spec, ordered(made), tuple(refused), rates)
+    return Survey(spec, ordered(accepted), tuple(refused), rates)
 
 
 def one_rank(spec: TrainerRunSpec, micro_batches: int = 1) -> TrainerRunSpec:
     """The run on one rank, with so many micro-batches a step and without an export."""
     resources = spec.resources.model_copy(update={"nodes": 1, "ranks_per_node": 1})
-    alone = under(spec.model_copy(update={"resources": resources}), Layout(1))
-    train = alone.train.model_copy(update={"global_batch": None, "gradient_accumulation": micro_batches})
-    export = alone.export.model_copy(update={"enabled": False})
-    return alone.model_copy(update={"train": train, "export": export})
+    solo_spec = under(spec.model_copy(update={"resources": resources}), Layout(1))
+    train = solo_spec.train.model_copy(update={"global_batch": None, "gradient_accumulation": micro_batches})
+    export = solo_spec.export.model_copy(update={"enabled": False})
+    return solo_spec.model_copy(update={"train": train, "export": export})
 
 
 def chunks_of(spec: TrainerRunSpec) -> tuple[int, ...]:
@@ -166,7 +166,7 @@ class _DividedModels:
     """What was found of the model, divided in one way after the other."""
 
     spec: TrainerRunSpec
-    found: Built
+    model: Built
     timed: bool = False
     """Whether the nodes may be timed here."""
     _divided: dict[tuple[int, int, int], tuple[Division, Path] | UserError] = field(default_factory=dict)
@@ -196,7 +196,7 @@ class _DividedModels:
 
     def check_samples(self, spec: TrainerRunSpec) -> None:
         """Raise UserError if the training set has too few samples for a step."""
-        samples = Plan.load(self.found.run_dir.plan).samples
+        samples = Plan.load(self.model.run_dir.plan).samples
         resolve(spec, samples=samples, data="", parameters=0, fingerprint="", graphs={})
 
     def at(self, spec: TrainerRunSpec, layout: Layout) -> Shape:
@@ -207,13 +207,13 @@ class _DividedModels:
         division = replace(division, grid=spec.grid)
         if layout.pipeline == 1:
             if layout.horizontal not in self._parts:
-                graphs = replace(self.found.graphs, root=folder_of(root, 0))
+                graphs = replace(self.model.graphs, root=folder_of(root, 0))
                 self._parts[layout.horizontal] = self._passes(graphs, spec)
             peak, work = self._parts[layout.horizontal]
             return Shape(work, peak, division=division)
         if layout.cut not in self._read:
             folder = folder_of(root, 0)
-            self._read[layout.cut] = stage_passes(folder, self.found.shapes, kernels=has_kernels(spec))
+            self._read[layout.cut] = stage_passes(folder, self.model.shapes, kernels=has_kernels(spec))
         stages = self._read[layout.cut]
         key = (layout.cut, layout.schedule, spec.accumulation)
         if key not in self._replayed:
@@ -224,7 +224,7 @@ class _DividedModels:
         """The undivided graphs; `sharded`: those that fetch their parameters."""
         if sharded not in self._undivided:
             spec = under(self.spec, Layout(self.spec.world_size, zero=3 if sharded else 0))
-            graphs = self.found.graphs
+            graphs = self.model.graphs
             shards = shards_of(graphs, spec)
             peak, work = self._passes(graphs, spec, shards)
             self._undivided[sharded] = Shape(work, peak, fetched=sum(messages_of(shards, graphs.index, spec)))
@@ -232,29 +232,29 @@ class _DividedModels:
 
     def memory(self, spec: TrainerRunSpec, shape: Shape) -> RankMemory:
         """The memory of the rank that needs most."""
-        index, batch = self.found.graphs.index, self.found.bytes
+        index, batch = self.model.graphs.index, self.model.bytes
         if shape.division is not None and shape.stages:
             return most(pipeline_memory(spec, index, shape.division, shape.replays, batch))
         assert shape.peak is not None
         if shape.division is not None:
             return most(part_memory(spec, index, shape.division, shape.peak, batch))
-        exchange = exchange_in(self.found.graphs, spec)
+        exchange = exchange_in(self.model.graphs, spec)
         return memory_of(spec, index, shape.peak, batch, fetched=shape.fetched, messages=exchange.size)
 
     def _passes(self, graphs: GraphSet, spec: TrainerRunSpec, shards: Sharded | None = None) -> tuple[Peak, Work]:
-        return activations(graphs, spec, self.found.shapes, shards), training_work(graphs, spec, self.found.shapes)
+        return activations(graphs, spec, self.model.shapes, shards), training_work(graphs, spec, self.model.shapes)
 
     def _division(self, spec: TrainerRunSpec, layout: Layout) -> tuple[Division, Path]:
         if layout.cut not in self._divided:
             if self._variants is None:
-                timing = Timing(lambda _: self.found.batch.arrays, threads_of(self.spec)) if self.timed else None
-                self._variants = Variants(self.spec, self.found.graphs, self.found.length, self.found.lengths, timing)
-            root = self.found.graphs.root / "-".join(map(str, layout.cut))
+                timing = Timing(lambda _: self.model.batch.arrays, threads_of(self.spec)) if self.timed else None
+                self._variants = Variants(self.spec, self.model.graphs, self.model.length, self.model.lengths, timing)
+            root = self.model.graphs.root / "-".join(map(str, layout.cut))
             try:
                 self._divided[layout.cut] = self._variants.write(spec, root), root
             except UserError as error:
                 self._divided[layout.cut] = error
-        known = self._divided[layout.cut]
-        if isinstance(known, UserError):
-            raise known
-        return known
+        entry = self._divided[layout.cut]
+        if isinstance(entry, UserError):
+            raise entry
+        return entry

@@ -50,13 +50,13 @@ class DataSet(Section):
     @property
     def title(self) -> str:
         """The paths, for messages and records."""
-        first, *others = map(without_secrets, self.paths)
-        return f"{first} and {len(others)} more" if others else first
+        first, *other_paths = map(without_secrets, self.paths)
+        return f"{first} and {len(other_paths)} more" if other_paths else first
 
     @property
     def references(self) -> dict[str, str]:
         """Graph input -> column or slice of one, without the inputs that the set itself puts together."""
-        return {name: given for name, given in self.columns.items() if isinstance(given, str)}
+        return {name: column for name, column in self.columns.items() if isinstance(column, str)}
 
 
 class EvalSet(DataSet, HeldOut):

@@ -39,12 +39,12 @@ class ColumnReference:
         return f"{self.column}[{start}:{stop}]"
 
 
-def parse_reference(text: str, where: str | None = None) -> ColumnReference:
-    """Parse `column` or `column[start:stop]`, such as `tokens[:-1]`. Raises UserError at `where` for anything else."""
+def parse_reference(text: str, location: str | None = None) -> ColumnReference:
+    """Parse `column` or `column[start:stop]`, such as `tokens[:-1]`. Raises UserError at `location` otherwise."""
     match = _REFERENCE.fullmatch(text)
     if match is None or match["column"] != match["column"].strip():
         raise UserError(
-            f"{text!r} is neither a column nor a slice of one", where=where, fix="write column or column[a:b]"
+            f"{text!r} is neither a column nor a slice of one", where=location, fix="write column or column[a:b]"
         )
     start, stop = (None if match[end] is None else int(match[end]) for end in ("start", "stop"))
     return ColumnReference(match["column"], start, stop)

@@ -37,18 +37,18 @@ _WORDS: dict[Task, str] = {"classes": "numbers of classes", "targets": "targets 
 
 def compared(metric: MetricSection, loss: Loss) -> Compared | str:
     """What a metric compares; or why it cannot, as the continuation of "is NAME, which"."""
-    known = METRICS[metric.name]
+    properties = METRICS[metric.name]
     twin = _twin(metric, loss)
-    task = metric.task or (_task(twin) if twin is not None else next(iter(known.tasks)))
+    task = metric.task or (_task(twin) if twin is not None else next(iter(properties.tasks)))
     label = metric.label or label_of(twin)
     if label is None:
         several = "the loss has several labels" if len(single_losses(loss)) > 1 else "the loss has no label"
         return f"compares an output with a label, and {several}: give its `output` and `label`"
-    if task is None or task not in known.tasks:
-        wanted = " or ".join(_WORDS[each] for each in known.tasks)
+    if task is None or task not in properties.tasks:
+        expected = " or ".join(_WORDS[kind] for kind in properties.tasks)
         other = "is a sequence" if isinstance(twin, Ctc) else "is a distribution"
-        given = f"is of {_WORDS[task]}" if task is not None else other
-        return f"compares {wanted}, and label {label!r} {given}"
+        actual = f"is of {_WORDS[task]}" if task is not None else other
+        return f"compares {expected}, and label {label!r} {actual}"
     output = metric.output or (twin.output if twin is not None else None)
     ignore = twin.ignore_index if isinstance(twin, ClassLoss) else None
     axis = twin.class_axis if isinstance(twin, ClassLoss) else -1
@@ -58,20 +58,20 @@ def compared(metric: MetricSection, loss: Loss) -> Compared | str:
 
 def misuse(metric: MetricSection, loss: Loss) -> str | None:
     """Why a metric is not computed for a loss, as the continuation of "is NAME, which"; None if it is."""
-    known = METRICS[metric.name]
+    properties = METRICS[metric.name]
     if metric.name == "graph":
         return None if metric.path is not None else "needs the key `path`"
     if metric.path is not None or metric.better is not None:
         return "has the key `path` or `better`, which are for the metric graph"
-    if known.of_loss is not None:
-        kinds = " and ".join(sorted(known.losses))
-        return None if loss.kind in known.losses else f"follows from the losses {kinds}, not from {loss.kind}"
-    found = compared(metric, loss)
-    if isinstance(found, str):
-        return found
+    if properties.of_loss is not None:
+        kinds = " and ".join(sorted(properties.losses))
+        return None if loss.kind in properties.losses else f"follows from the losses {kinds}, not from {loss.kind}"
+    comparison = compared(metric, loss)
+    if isinstance(comparison, str):
+        return comparison
     if metric.average is not None and metric.name not in ("precision", "recall", "f1", "iou"):
         return "has no average"
-    if metric.average == "binary" and found.task == "targets":
+    if metric.average == "binary" and comparison.task == "targets":
         return "has the average binary, which is for classes: leave it out"
     return None
 
@@ -85,14 +85,14 @@ def label_of(loss: SingleLoss | None) -> str | None:
 
 def _twin(metric: MetricSection, loss: Loss) -> SingleLoss | None:
     """The loss of the same output and label."""
-    taught = [each for each in single_losses(loss).values() if isinstance(each, Divergence) and each.teacher]
-    losses = [each for each in single_losses(loss).values() if each not in taught] or taught
+    taught = [single for single in single_losses(loss).values() if isinstance(single, Divergence) and single.teacher]
+    losses = [single for single in single_losses(loss).values() if single not in taught] or taught
     if metric.output is None and metric.label is None:
         return losses[0] if len(losses) == 1 else None
-    for each in losses:
-        label = label_of(each)
-        if metric.label in (None, label) and metric.output in (None, each.output):
-            return each
+    for candidate in losses:
+        label = label_of(candidate)
+        if metric.label in (None, label) and metric.output in (None, candidate.output):
+            return candidate
     return None
 
 

@@ -161,14 +161,16 @@ def higher_is_better(key: str, metrics: Iterable[MetricSection] = ()) -> bool:
 
     `key` may have the name of an evaluation set before it, `NAME/KEY`. Without the run's metrics, by the name.
     """
-    own = key.rpartition("/")[2]
+    metric_key = key.rpartition("/")[2]
     for metric in metrics:
-        if metric.key == own:
+        if metric.key == metric_key:
             return metric.higher_is_better
-    base = own.partition(".")[0]
+    base = metric_key.partition(".")[0]
     if base.startswith("top_"):
         return True
-    return any(base in (name, *_with_average(name)) and known.higher_is_better for name, known in METRICS.items())
+    return any(
+        base in (name, *_with_average(name)) and properties.higher_is_better for name, properties in METRICS.items()
+    )
 
 
 def _with_average(name: str) -> list[str]:

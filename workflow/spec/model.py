@@ -176,9 +176,11 @@ class ModelSection(Section):
     @property
     def recomputed_scopes(self) -> list[str]:
         """The patterns of `recompute`; empty if it finds or names layers in another way."""
-        return [each for each in self.recompute if isinstance(each, str)] if self.recompute != "layers" else []
+        return [pattern for pattern in self.recompute if isinstance(pattern, str)] if self.recompute != "layers" else []
 
     @property
     def recomputed_layers(self) -> Literal["layers"] | list[list[str]]:
         """The layers of `recompute`; empty if it has patterns."""
-        return "layers" if self.recompute == "layers" else [each for each in self.recompute if isinstance(each, list)]
+        return (
+            "layers" if self.recompute == "layers" else [layer for layer in self.recompute if isinstance(layer, list)]
+        )

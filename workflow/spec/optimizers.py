@@ -205,19 +205,19 @@ OPTIMIZERS: dict[str, Properties] = {
 
 def moments(optimizer: Optimizer) -> tuple[str, ...]:
     """Names of the flat buffers that `optimizer` keeps beside the parameters."""
-    kept = OPTIMIZERS[optimizer.name].moments
-    return tuple(name for name, key in kept.items() if key is None or getattr(optimizer, key))
+    moment_keys = OPTIMIZERS[optimizer.name].moments
+    return tuple(name for name, key in moment_keys.items() if key is None or getattr(optimizer, key))
 
 
 def moment_counts() -> str:
     """How many moments each optimizer keeps per parameter, in one line."""
-    return ", ".join(f"{name} {_count(known)}" for name, known in OPTIMIZERS.items())
+    return ", ".join(f"{name} {_count(properties)}" for name, properties in OPTIMIZERS.items())
 
 
-def _count(known: Properties) -> str:
-    needed = [key for key in known.moments.values() if key is not None]
-    always = len(known.moments) - len(needed)
-    if always and needed:
-        return f"{always}, and one more each with {' and '.join(needed)}"
-    condition = f" if {' and '.join(needed)} is not 0" if needed else ""
-    return f"{len(known.moments)}{condition}"
+def _count(properties: Properties) -> str:
+    condition_keys = [key for key in properties.moments.values() if key is not None]
+    always = len(properties.moments) - len(condition_keys)
+    if always and condition_keys:
+        return f"{always}, and one more each with {' and '.join(condition_keys)}"
+    condition = f" if {' and '.join(condition_keys)} is not 0" if condition_keys else ""
+    return f"{len(properties.moments)}{condition}"

@@ -33,7 +33,7 @@ class Problem:
 
     def hangs_on(self, path: KeyPath) -> bool:
         """Whether it depends on `path`, on a key inside it, or on a section around it."""
-        return any(mine[: len(path)] == path[: len(mine)] for mine in (self.path, *self.others))
+        return any(dependency[: len(path)] == path[: len(dependency)] for dependency in (self.path, *self.others))
 
 
 class Fault(UserError):
@@ -43,11 +43,11 @@ class Fault(UserError):
         self.file, self.line, self.key = file, line, dotted(problem.path)
         if line == COMMAND_LINE:
             place = ["on the command line", self.key]
-            where = ", ".join(part for part in place if part)
+            location = ", ".join(part for part in place if part)
         else:
             place = [printable(file) if line is None else f"{printable(file)}:{line}", self.key]
-            where = " ".join(part for part in place if part)
-        super().__init__(printable(problem.what), where=where, fix=printable(problem.fix) if problem.fix else None)
+            location = " ".join(part for part in place if part)
+        super().__init__(printable(problem.what), where=location, fix=printable(problem.fix) if problem.fix else None)
 
 
 def dotted(path: KeyPath) -> str:
@@ -67,11 +67,11 @@ def printable(text: str) -> str:
     return text if text.isprintable() else repr(text)[1:-1]
 
 
-def nearest(word: str, known: Iterable[str]) -> str | None:
+def nearest(word: str, names: Iterable[str]) -> str | None:
     """The known word that `word` is most likely a misspelling of."""
-    by_lower = {name.lower(): name for name in known}
-    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
-    return by_lower[found[0]] if found else None
+    by_lower = {name.lower(): name for name in names}
+    matches = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[matches[0]] if matches else None
 
 
 def listed(words: Iterable[str]) -> str:

@@ -82,8 +82,8 @@ class ProgramSection(Section):
     @property
     def unused(self) -> list[str]:
         """Parameters that no argument names."""
-        named = {match[2] for word in (*self.command, *self.args) for match in _REFERENCE.finditer(word)}
-        return [name for name in self.parameters if name not in named]
+        referenced = {match[2] for word in (*self.command, *self.args) for match in _REFERENCE.finditer(word)}
+        return [name for name in self.parameters if name not in referenced]
 
 
 def as_argument(value: bool | int | float | str) -> str:

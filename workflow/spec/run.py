@@ -312,8 +312,8 @@ class TrainerRunSpec(RunSpec):
     @property
     def grid(self) -> Grid:
         """How the ranks divide model and samples; as many replicas as there are ranks for, whatever `parallel.data`."""
-        each = self.parallel.pipeline * self.parallel.horizontal
-        return Grid(max(1, self.world_size // each), self.parallel.pipeline, self.parallel.horizontal)
+        ranks_per_replica = self.parallel.pipeline * self.parallel.horizontal
+        return Grid(max(1, self.world_size // ranks_per_replica), self.parallel.pipeline, self.parallel.horizontal)
 
     @property
     def divides(self) -> bool:

@@ -109,10 +109,10 @@ def durations(schedule: SchedulePiece) -> Iterator[tuple[tuple[str | int, ...], 
 
 def units(schedule: Schedule) -> set[str]:
     """The units of a schedule's durations; those that cannot be read are left out."""
-    found = set[str]()
+    unit_names = set[str]()
     for _, text in durations(schedule):
         try:
-            found.add(parse_duration(text).unit)
+            unit_names.add(parse_duration(text).unit)
         except UserError:
             continue
-    return found
+    return unit_names

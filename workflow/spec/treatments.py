@@ -41,32 +41,36 @@ def treatment_of(train: TrainSection) -> Treat:
     def treat(name: str) -> Treatment:
         group = next(iter(holders(name, [group.match for group in train.groups])), None)
         layer = next(iter(holders(name, [[pattern] for pattern in layers])), None)
-        scale, own, decay, frozen = 1.0, False, None, None
+        scale, own_rate, decay, frozen = 1.0, False, None, None
         if train.layer_decay is not None and layer is not None:
             scale = train.layer_decay.factor ** (len(layers) - 1 - layer)
         if group is not None:
-            here = train.groups[group]
-            scale *= here.lr / train.optimizer.lr if here.lr is not None else here.lr_scale or 1.0
-            own = here.lr is not None
-            decay, frozen = here.weight_decay, group if here.frozen_until is not None else None
-        return Treatment(scale, own, decay, frozen)
+            settings = train.groups[group]
+            scale *= settings.lr / train.optimizer.lr if settings.lr is not None else settings.lr_scale or 1.0
+            own_rate = settings.lr is not None
+            decay, frozen = settings.weight_decay, group if settings.frozen_until is not None else None
+        return Treatment(scale, own_rate, decay, frozen)
 
     return treat
 
 
 def layers_of(train: TrainSection) -> list[str]:
     """The patterns of the layers, with numbers in place of ranges; none without `layer_decay`."""
-    found = []
+    patterns = []
     for pattern in train.layer_decay.layers if train.layer_decay is not None else ():
         match = _NUMBERS.search(pattern)
         if match is None:
-            found.append(pattern)
+            patterns.append(pattern)
         else:
             numbers = range(int(match[1]), int(match[2]) + 1)
-            found += [f"{pattern[: match.start()]}{number}{pattern[match.end() :]}" for number in numbers]
-    return found
+            patterns += [f"{pattern[: match.start()]}{number}{pattern[match.end() :]}" for number in numbers]
+    return patterns
 
 
 def holders(name: str, patterns: Sequence[Sequence[str]]) -> list[int]:
     """The places of the lists with a pattern that matches."""
-    return [place for place, each in enumerate(patterns) if any(fnmatchcase(name, pattern) for pattern in each)]
+    return [
+        place
+        for place, alternatives in enumerate(patterns)
+        if any(fnmatchcase(name, pattern) for pattern in alternatives)
+    ]

@@ -27,7 +27,7 @@ def check_average(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.model is None:
         yield Problem(PATH, "is for the trainer graph", "remove it", others=(("trainer", "name"),))
     elif spec.onnx_model.graphs.optimizer:
-        what = "is part of the update, which model.graphs.optimizer replaces"
-        yield Problem(PATH, what, "remove one of them", others=(("model", "graphs", "optimizer"),))
+        message = "is part of the update, which model.graphs.optimizer replaces"
+        yield Problem(PATH, message, "remove one of them", others=(("model", "graphs", "optimizer"),))
     elif spec.on_gpus:
         yield Problem(PATH, "is not supported on GPUs", "remove it", others=(("resources", "gpus_per_rank"),))

@@ -27,25 +27,25 @@ def undivided(batch: int, micro_batch: int, grid: Grid) -> UserError | None:
 
 def replicas(grid: Grid) -> str:
     """The ranks, or replicas of several ranks, that divide the samples of a step, as text."""
-    each = grid.pipeline * grid.horizontal
-    if each == 1:
+    ranks_per_replica = grid.pipeline * grid.horizontal
+    if ranks_per_replica == 1:
         return _ranks(grid.data)
-    return f"{grid.data} replica{'' if grid.data == 1 else 's'} of {each} ranks"
+    return f"{grid.data} replica{'' if grid.data == 1 else 's'} of {ranks_per_replica} ranks"
 
 
 def fitting(batch: int, micro_batch: int, grid: Grid) -> list[str]:
     """Alternatives that divide: a smaller micro-batch, the nearest numbers of ranks, the nearest batches."""
-    found, copies, each = [], grid.data, grid.pipeline * grid.horizontal
+    alternatives, copies, ranks_per_replica = [], grid.data, grid.pipeline * grid.horizontal
     if batch % copies == 0:
         share = batch // copies
-        found += [f"data.micro_batch={size}" for size in _first(share, min(micro_batch, share), up=False)]
+        alternatives += [f"data.micro_batch={size}" for size in _first(share, min(micro_batch, share), up=False)]
     if batch % micro_batch == 0:
         micro_batches = batch // micro_batch
         counts = [*_first(micro_batches, copies - 1, up=False), *_first(micro_batches, copies + 1, up=True)]
-        found += [" or ".join(_ranks(count * each) for count in counts)] if counts else []
+        alternatives += [" or ".join(_ranks(count * ranks_per_replica) for count in counts)] if counts else []
     together = micro_batch * copies
     batches = [size for size in (batch // together * together, (batch // together + 1) * together) if size]
-    return [*found, "accept another batch with " + " or ".join(f"{KEY}={size}" for size in batches)]
+    return [*alternatives, "accept another batch with " + " or ".join(f"{KEY}={size}" for size in batches)]
 
 
 def _first(number: int, start: int, *, up: bool) -> list[int]:

@@ -49,13 +49,13 @@ def check(spec: RunSpec) -> list[Problem]:
 def _trainer(spec: TrainerRunSpec) -> Iterator[Problem]:
     model, name = ("model",), ("trainer", "name")
     if spec.trainer.name != GRAPH and spec.model is not None:
-        what = f"is for the trainer {GRAPH}, and trainer.name is {spec.trainer.name}"
-        yield Problem(model, what, "remove one of them", others=(name,))
+        message = f"is for the trainer {GRAPH}, and trainer.name is {spec.trainer.name}"
+        yield Problem(model, message, "remove one of them", others=(name,))
     elif spec.trainer.name == GRAPH and spec.model is None:
         yield Problem(model, "is missing", "add it (the model and its loss)", others=(name,))
     if spec.trainer.name == GRAPH and spec.trainer.options:
-        what = f"the trainer {GRAPH} has no options"
-        yield Problem(("trainer", "options"), what, "remove them", others=(name,))
+        message = f"the trainer {GRAPH} has no options"
+        yield Problem(("trainer", "options"), message, "remove them", others=(name,))
 
 
 def _length(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -71,8 +71,8 @@ def _global_batch(spec: TrainerRunSpec) -> Iterator[Problem]:
     trouble = undivided(spec.global_batch, spec.data.micro_batch, spec.grid)
     if trouble is not None:
         ranks = ("resources", "nodes"), ("resources", "ranks_per_node")
-        others = (("data", "micro_batch"), *ranks, ("train", "gradient_accumulation"))
-        yield Problem(("train", "global_batch"), trouble.what, trouble.fix, others=others)
+        related_keys = (("data", "micro_batch"), *ranks, ("train", "gradient_accumulation"))
+        yield Problem(("train", "global_batch"), trouble.what, trouble.fix, others=related_keys)
 
 
 def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -83,15 +83,15 @@ def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
     if OPTIMIZERS[optimizer.name].shapes:
         path, name = ("train", "optimizer", "name"), optimizer.name
         if spec.on_gpus:
-            what = f"is {name}, which is not supported on GPUs"
-            yield Problem(path, what, "use another optimizer", others=(("resources", "gpus_per_rank"),))
+            message = f"is {name}, which is not supported on GPUs"
+            yield Problem(path, message, "use another optimizer", others=(("resources", "gpus_per_rank"),))
         if spec.parallel.zero:
-            what = f"is {name}, which needs whole tensors, and parallel.zero divides them over ranks"
-            yield Problem(path, what, "set parallel.zero to 0", others=(("parallel", "zero"),))
+            message = f"is {name}, which needs whole tensors, and parallel.zero divides them over ranks"
+            yield Problem(path, message, "set parallel.zero to 0", others=(("parallel", "zero"),))
         if spec.parallel.horizontal > 1:
-            what = f"is {name}, which needs whole tensors, and parallel.horizontal divides them over ranks"
+            message = f"is {name}, which needs whole tensors, and parallel.horizontal divides them over ranks"
             fix = "set parallel.horizontal to 1; stages of a pipeline have whole tensors"
-            yield Problem(path, what, fix, others=(("parallel", "horizontal"),))
+            yield Problem(path, message, fix, others=(("parallel", "horizontal"),))
     if isinstance(optimizer, Lion) and optimizer.betas[1] == 0:
         second = ("train", "optimizer", "betas", 1)
         yield Problem(second, "is 0, and Lion's moment needs a decay rate above 0", "give a number such as 0.99")
@@ -113,16 +113,16 @@ def _evaluation(spec: TrainerRunSpec) -> Iterator[Problem]:
 
 def _recompute(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.recompute and spec.model.graphs.train:
-        what = "applies to the training graph that ortflow builds, and model.graphs.train replaces it"
-        yield Problem(("model", "recompute"), what, "remove one of them", others=(("model", "graphs", "train"),))
+        message = "applies to the training graph that ortflow builds, and model.graphs.train replaces it"
+        yield Problem(("model", "recompute"), message, "remove one of them", others=(("model", "graphs", "train"),))
 
 
 def _lora(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.lora is not None:
         for key, path in spec.model.graphs.model_dump().items():
             if path and key != "optimizer":
-                what = f"adapts the graphs that ortflow builds, and model.graphs.{key} replaces one"
-                yield Problem(("model", "lora"), what, "remove one of them", others=(("model", "graphs", key),))
+                message = f"adapts the graphs that ortflow builds, and model.graphs.{key} replaces one"
+                yield Problem(("model", "lora"), message, "remove one of them", others=(("model", "graphs", key),))
 
 
 def _columns(spec: TrainerRunSpec) -> Iterator[Problem]:
@@ -138,22 +138,22 @@ def _columns(spec: TrainerRunSpec) -> Iterator[Problem]:
 
 def _device(spec: TrainerRunSpec) -> Iterator[Problem]:
     if spec.train.precision != "fp32" and not spec.on_gpus:
-        what = f"is {spec.train.precision}, which needs a GPU, and resources.gpus_per_rank is 0"
-        yield Problem(("train", "precision"), what, "set it to fp32", others=(("resources", "gpus_per_rank"),))
+        message = f"is {spec.train.precision}, which needs a GPU, and resources.gpus_per_rank is 0"
+        yield Problem(("train", "precision"), message, "set it to fp32", others=(("resources", "gpus_per_rank"),))
     if spec.train.loss_scale != "dynamic" and spec.train.precision != "fp16":
-        what = f"is {spec.train.loss_scale:g}, and only training in fp16 scales its loss"
-        yield Problem(("train", "loss_scale"), what, "leave it out", others=(("train", "precision"),))
+        message = f"is {spec.train.loss_scale:g}, and only training in fp16 scales its loss"
+        yield Problem(("train", "loss_scale"), message, "leave it out", others=(("train", "precision"),))
     if spec.train.precision in HALF_PRECISIONS:
-        path, what = ("train", "precision"), f"is {spec.train.precision}, which needs ortflow's kernels"
+        path, message = ("train", "precision"), f"is {spec.train.precision}, which needs ortflow's kernels"
         if spec.resources.kernels != "auto":
-            both = f"{what}, and resources.kernels is {spec.resources.kernels}"
-            yield Problem(path, both, "set resources.kernels to auto", others=(("resources", "kernels"),))
+            kernels_message = f"{message}, and resources.kernels is {spec.resources.kernels}"
+            yield Problem(path, kernels_message, "set resources.kernels to auto", others=(("resources", "kernels"),))
         if spec.model is not None and spec.onnx_model.graphs.train:
-            own = f"is {spec.train.precision}, and model.graphs.train is trained unchanged"
-            yield Problem(path, own, "set it to fp32 or tf32", others=(("model", "graphs", "train"),))
+            graph_message = f"is {spec.train.precision}, and model.graphs.train is trained unchanged"
+            yield Problem(path, graph_message, "set it to fp32 or tf32", others=(("model", "graphs", "train"),))
     if spec.resources.gpus_per_rank > 1:
-        what = f"is {spec.resources.gpus_per_rank}, and a rank uses at most one GPU"
-        yield Problem(("resources", "gpus_per_rank"), what, "set it to 1, and raise resources.ranks_per_node")
+        message = f"is {spec.resources.gpus_per_rank}, and a rank uses at most one GPU"
+        yield Problem(("resources", "gpus_per_rank"), message, "set it to 1, and raise resources.ranks_per_node")
 
 
 def _resources(spec: RunSpec) -> Iterator[Problem]:
@@ -200,8 +200,8 @@ def _names(spec: RunSpec) -> Iterator[Problem]:
     for path, text in paths:
         longest = max(PurePosixPath(text or "").parts, key=lambda part: len(part.encode()), default="")
         if len(longest.encode()) > LONGEST_NAME:
-            what = f"contains a name of {len(longest.encode())} bytes ({longest[:20]}…)"
-            yield Problem(path, what, f"the limit is {LONGEST_NAME}: use a shorter one")
+            message = f"contains a name of {len(longest.encode())} bytes ({longest[:20]}…)"
+            yield Problem(path, message, f"the limit is {LONGEST_NAME}: use a shorter one")
 
 
 def _places(spec: RunSpec) -> Iterator[Problem]:
@@ -211,29 +211,29 @@ def _places(spec: RunSpec) -> Iterator[Problem]:
         (("monitor", "tensorboard_directory"), spec.monitor.tensorboard_directory),
         (("export", "path"), spec.export.path),
     ]
-    taken: dict[PurePosixPath, tuple[str, ...]] = {}
+    keys_by_place: dict[PurePosixPath, tuple[str, ...]] = {}
     checkpoints = PurePosixPath(spec.checkpoint.directory)
     for path, text in places:
         place = PurePosixPath(text)
         if ".." in place.parts:
-            what = f"is outside the run directory ({text})"
-            yield Problem(path, what, "give a path inside it, or an absolute one")
+            message = f"is outside the run directory ({text})"
+            yield Problem(path, message, "give a path inside it, or an absolute one")
         elif not place.parts or place.parts[0] in RESERVED or place.parts[0].endswith(DAMAGED):
             yield Problem(path, f"is {text}, which is reserved in the run directory", "give another name")
-        elif place in taken:
-            other = taken[place]
+        elif place in keys_by_place:
+            other = keys_by_place[place]
             yield Problem(
                 path, f"is {text}, and so is {'.'.join(other)}", "use a different one for each", others=(other,)
             )
         elif checkpoints.parts and checkpoints in place.parents:
             yield Problem(path, f"is {text}, inside checkpoint.directory", "use a path beside it")
-        taken.setdefault(place, path)
+        keys_by_place.setdefault(place, path)
 
 
 def _launchers(spec: RunSpec) -> Iterator[Problem]:
     """Run the checks of launchers from packages; built-in launchers are checked below."""
-    for here, section in sections_of(spec.backends):
-        yield from section.problems(spec, here)
+    for path, section in sections_of(spec.backends):
+        yield from section.problems(spec, path)
 
 
 RESERVED = frozenset(

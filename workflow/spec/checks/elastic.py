@@ -16,8 +16,8 @@ def check_elastic(spec: RunSpec) -> Iterator[Problem]:
     least, most = spec.resources.min_nodes, spec.resources.nodes
     nodes: KeyPath = ("resources", "nodes")
     if spec.resources.spares and least is not None:
-        what = "cannot be combined with resources.min_nodes: an elastic run trains on all nodes that are there"
-        yield Problem(("resources", "spares"), what, "remove one of them", others=(PATH,))
+        message = "cannot be combined with resources.min_nodes: an elastic run trains on all nodes that are there"
+        yield Problem(("resources", "spares"), message, "remove one of them", others=(PATH,))
     if least is None:
         return
     if least > most:
@@ -25,11 +25,11 @@ def check_elastic(spec: RunSpec) -> Iterator[Problem]:
         return
     data = spec.parallel.data
     if least < most and data is not None:
-        what = f"is {data}, and resources.min_nodes lets the number of replicas change"
-        yield Problem(("parallel", "data"), what, "remove one of them", others=(PATH,))
+        message = f"is {data}, and resources.min_nodes lets the number of replicas change"
+        yield Problem(("parallel", "data"), message, "remove one of them", others=(PATH,))
     elif spec.elastic and most in (fitting := permitted(spec)) and len(fitting) == 1:
-        what = f"is {least}, and no number of nodes below {most} fits: {'; '.join(skipped_messages(spec)[:3])}"
-        others: tuple[KeyPath, ...] = (
+        message = f"is {least}, and no number of nodes below {most} fits: {'; '.join(skipped_messages(spec)[:3])}"
+        related_keys: tuple[KeyPath, ...] = (
             nodes, ("resources", "ranks_per_node"), ("data", "micro_batch"), ("train", "global_batch"),
         )  # fmt: skip
-        yield Problem(PATH, what, "change train.global_batch or data.micro_batch, or remove it", others=others)
+        yield Problem(PATH, message, "change train.global_batch or data.micro_batch, or remove it", others=related_keys)

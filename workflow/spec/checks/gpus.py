@@ -28,15 +28,15 @@ def check_gpus(spec: RunSpec) -> Iterator[Problem]:
         fix = "use the cluster's name, such as h100 or NVIDIA-H100-80GB-HBM3"
         yield Problem(TYPE, f"is not a GPU type: {shown(kind).removeprefix('the text ')}", fix)
     if not spec.on_gpus:
-        what = f"is {kind}, and resources.gpus_per_rank is 0"
-        yield Problem(TYPE, what, "set resources.gpus_per_rank to 1, or remove it", others=(GPUS,))
+        message = f"is {kind}, and resources.gpus_per_rank is 0"
+        yield Problem(TYPE, message, "set resources.gpus_per_rank to 1, or remove it", others=(GPUS,))
 
 
 def _offload(spec: TrainerRunSpec) -> Iterator[Problem]:
     """What excludes state on the host."""
 
-    def problem(what: str, *others: KeyPath, fix: str = "set it to none") -> Problem:
-        return Problem(OFFLOAD, f"is {spec.train.offload}, and {what}", fix, others=others)
+    def problem(message: str, *related_keys: KeyPath, fix: str = "set it to none") -> Problem:
+        return Problem(OFFLOAD, f"is {spec.train.offload}, and {message}", fix, others=related_keys)
 
     if not spec.on_gpus:
         yield problem("ranks on CPUs have the optimizer's state in the host's memory already", GPUS)

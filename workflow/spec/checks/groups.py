@@ -16,14 +16,14 @@ GROUPS: KeyPath = ("train", "groups")
 def check_groups(spec: TrainerRunSpec) -> Iterator[Problem]:
     """Report groups that contradict themselves, or that the run's trainer or layout does not have."""
     train = spec.train
-    for key, given in (("groups", train.groups), ("layer_decay", train.layer_decay)):
-        if not given:
+    for key, setting in (("groups", train.groups), ("layer_decay", train.layer_decay)):
+        if not setting:
             continue
         if spec.model is None:
             yield Problem(("train", key), "is for the trainer graph", "remove it", others=(("trainer", "name"),))
         elif spec.onnx_model.graphs.optimizer:
-            what = "divides the parameters, and model.graphs.optimizer updates all of them together"
-            yield Problem(("train", key), what, "remove one of them", others=(("model", "graphs", "optimizer"),))
+            message = "divides the parameters, and model.graphs.optimizer updates all of them together"
+            yield Problem(("train", key), message, "remove one of them", others=(("model", "graphs", "optimizer"),))
     for place, group in enumerate(train.groups):
         path = (*GROUPS, place)
         if group.lr is not None and group.lr_scale is not None:
@@ -39,13 +39,13 @@ def _frozen(spec: TrainerRunSpec, path: KeyPath, text: str) -> Iterator[Problem]
         parse_duration(text)
     except UserError as error:
         yield Problem(path, error.what, error.fix)
-    known = OPTIMIZERS[spec.train.optimizer.name]
+    properties = OPTIMIZERS[spec.train.optimizer.name]
     never = "use model.parameters.freeze to freeze the parameters for the whole run"
     if spec.on_gpus:
-        what = "is not supported on GPUs, whose update is queued as a whole"
-        yield Problem(path, what, never, others=(("resources", "gpus_per_rank"),))
-    elif (spec.parallel.zero or spec.divides) and known.whole_tensors and not known.shapes:
-        how = "under ZeRO" if spec.parallel.zero else "in a divided model"
-        what = f"is not supported with {spec.train.optimizer.name} {how}, where ranks share the norms of tensors"
+        message = "is not supported on GPUs, whose update is queued as a whole"
+        yield Problem(path, message, never, others=(("resources", "gpus_per_rank"),))
+    elif (spec.parallel.zero or spec.divides) and properties.whole_tensors and not properties.shapes:
+        layout = "under ZeRO" if spec.parallel.zero else "in a divided model"
+        message = f"is not supported with {spec.train.optimizer.name} {layout}, where ranks share the norms of tensors"
         fix = "set parallel.zero to 0" if spec.parallel.zero else "set parallel.pipeline and horizontal to 1"
-        yield Problem(path, what, fix, others=(("parallel",),))
+        yield Problem(path, message, fix, others=(("parallel",),))

@@ -32,7 +32,7 @@ def require(spec: RunSpec) -> None:
     """Raise Faults if a run cannot be rendered for Kubernetes: errors of the section, or missing keys."""
     problems = [*_missing(spec), *check_kubernetes(spec)]
     if problems:
-        raise Faults([UserError(found.what, where=dotted(found.path), fix=found.fix) for found in problems])
+        raise Faults([UserError(problem.what, where=dotted(problem.path), fix=problem.fix) for problem in problems])
 
 
 def check_kubernetes(spec: RunSpec) -> Iterator[Problem]:
@@ -42,8 +42,8 @@ def check_kubernetes(spec: RunSpec) -> Iterator[Problem]:
     yield from check_native(spec)
 
 
-def _problem(key: str | KeyPath, what: str, fix: str, *others: KeyPath) -> Problem:
-    return Problem((*HERE, *(key.split(".") if isinstance(key, str) else key)), what, fix, others=others)
+def _problem(key: str | KeyPath, message: str, fix: str, *related_keys: KeyPath) -> Problem:
+    return Problem((*HERE, *(key.split(".") if isinstance(key, str) else key)), message, fix, others=related_keys)
 
 
 def _quoted(text: str) -> str:
@@ -114,9 +114,9 @@ def _quantities(spec: RunSpec) -> Iterator[Problem]:
                 yield Problem(
                     path, f"is above the largest amount in Kubernetes: {_quoted(text)}", "write less than 8Ei"
                 )
-    asked, limit = k8s.launcher_resources.cpu, k8s.launcher_resources.cpu_limit
+    request, limit = k8s.launcher_resources.cpu, k8s.launcher_resources.cpu_limit
     numbers = (
-        ("launcher_resources.cpu", asked),
+        ("launcher_resources.cpu", request),
         ("launcher_resources.cpu_limit", limit),
         ("worker_cpu", k8s.worker_cpu),
     )
@@ -124,9 +124,9 @@ def _quantities(spec: RunSpec) -> Iterator[Problem]:
         if cores is not None and (not syntax.CORES.fullmatch(cores) or not cores.strip("0.m")):
             fix = "write cores such as 2, or thousandths such as 250m"
             yield _problem(key, f"is not a number of cores: {_quoted(cores)}", fix)
-    if limit is not None and all(map(syntax.CORES.fullmatch, (asked, limit))) and _cores(limit) < _cores(asked):
-        what = f"is {limit}, less than the {asked} that launcher_resources.cpu requests"
-        yield _problem("launcher_resources.cpu_limit", what, "raise it", (*HERE, "launcher_resources", "cpu"))
+    if limit is not None and all(map(syntax.CORES.fullmatch, (request, limit))) and _cores(limit) < _cores(request):
+        message = f"is {limit}, less than the {request} that launcher_resources.cpu requests"
+        yield _problem("launcher_resources.cpu_limit", message, "raise it", (*HERE, "launcher_resources", "cpu"))
     if k8s.deadline is not None:
         try:
             parse_time(k8s.deadline)
@@ -135,10 +135,10 @@ def _quantities(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _volume(spec: RunSpec) -> Iterator[Problem]:
-    volume, given = spec.backends.kubernetes.volume, _given(spec)
-    others = tuple((*HERE, "volume", kind) for kind in given)
-    if len(given) > 1:
-        yield _problem(("volume", given[1]), f"cannot be combined with {given[0]}", "use one of them", *others)
+    volume, kinds = spec.backends.kubernetes.volume, _given(spec)
+    related_keys = tuple((*HERE, "volume", kind) for kind in kinds)
+    if len(kinds) > 1:
+        yield _problem(("volume", kinds[1]), f"cannot be combined with {kinds[0]}", "use one of them", *related_keys)
     one_pod = spec.backends.kubernetes.launcher_as_worker and spec.resources.nodes == 1
     apart = ((*HERE, "launcher_as_worker"), ("resources", "nodes"))
     fix = "use storage that all pods can access, or one node with launcher_as_worker"
@@ -176,18 +176,22 @@ def _paths(spec: RunSpec) -> Iterator[Problem]:
 def _mounts(spec: RunSpec) -> Iterator[Problem]:
     k8s = spec.backends.kubernetes
     ssh = k8s.ssh_folder or ("/root/.ssh" if k8s.security.run_as_user == 0 else "/home/ortflow/.ssh")
-    taken: dict[str, str] = {}
+    keys_by_folder: dict[str, str] = {}
     places: list[tuple[KeyPath, str]] = [(("volume", "mount"), k8s.volume.mount)]
     places += [(("volumes", place, "mount"), volume.mount) for place, volume in enumerate(k8s.volumes)]
     for key, folder in places:
         bare = "/" + folder.strip("/")
-        if bare == ssh.rstrip("/") or any(bare == own or bare.startswith(f"{own}/") for own in OWN_FOLDERS):
+        if bare == ssh.rstrip("/") or any(
+            bare == pod_folder or bare.startswith(f"{pod_folder}/") for pod_folder in OWN_FOLDERS
+        ):
             yield _problem(key, f"is {folder}, which the pods use", "mount it elsewhere")
-        elif any(f"{own}/".startswith(f"{bare}/") for own in OWN_FOLDERS[:2]):
+        elif any(f"{pod_folder}/".startswith(f"{bare}/") for pod_folder in OWN_FOLDERS[:2]):
             yield _problem(key, f"is {folder}, which hides a folder that the pods need", "mount it elsewhere")
-        elif bare in taken:
-            yield _problem(key, f"is {folder}, where {taken[bare]} is mounted already", "use a different one for each")
-        taken.setdefault(bare, dotted((*HERE, *key)))
+        elif bare in keys_by_folder:
+            yield _problem(
+                key, f"is {folder}, where {keys_by_folder[bare]} is mounted already", "use a different one for each"
+            )
+        keys_by_folder.setdefault(bare, dotted((*HERE, *key)))
 
 
 def _files(spec: RunSpec) -> Iterator[Problem]:
@@ -229,8 +233,8 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
             if name.startswith(OWN_LABELS):
                 yield _problem((kind, name), "is reserved for ortflow or the operator", "give another name")
     if k8s.queue is not None and "kueue.x-k8s.io/queue-name" in k8s.labels:
-        what = "cannot be combined with backends.kubernetes.queue"
-        yield _problem(("labels", "kueue.x-k8s.io/queue-name"), what, "use one of them", (*HERE, "queue"))
+        message = "cannot be combined with backends.kubernetes.queue"
+        yield _problem(("labels", "kueue.x-k8s.io/queue-name"), message, "use one of them", (*HERE, "queue"))
     for name in k8s.extended_resources:
         if not syntax.is_resource(name):
             yield _problem(("extended_resources", name), "is not a name of a resource", "write DOMAIN/NAME")
@@ -254,8 +258,8 @@ def _variables(spec: RunSpec) -> Iterator[Problem]:
             yield _problem((kind, name), "is set by ortflow or the operator", "leave it out")
     for name, place in k8s.secret_env.items():
         if name in k8s.env:
-            others = ((*HERE, "env", name),)
-            yield _problem(("secret_env", name), "is also given in env", "use one of them", *others)
+            related_keys = ((*HERE, "env", name),)
+            yield _problem(("secret_env", name), "is also given in env", "use one of them", *related_keys)
         if not syntax.SECRET_KEY.fullmatch(place):
             yield _problem(("secret_env", name), f"is not a key of a secret: {_quoted(place)}", "write SECRET/KEY")
 
@@ -274,19 +278,19 @@ def _security(spec: RunSpec) -> Iterator[Problem]:
 def _placing(spec: RunSpec) -> Iterator[Problem]:
     gang = spec.backends.kubernetes.gang
     if gang is not None and gang.queue is not None and gang.scheduler != "volcano":
-        what = f"is Volcano's, and the scheduler is {gang.scheduler}"
-        yield _problem("gang.queue", what, "remove it", (*HERE, "gang", "scheduler"))
+        message = f"is Volcano's, and the scheduler is {gang.scheduler}"
+        yield _problem("gang.queue", message, "remove it", (*HERE, "gang", "scheduler"))
     if spec.resources.nodes > WORKER_LIMIT and _given(spec):
-        what = f"is {spec.resources.nodes}, more than an MPIJob can have"
-        yield Problem(("resources", "nodes"), what, f"give at most {WORKER_LIMIT}")
+        message = f"is {spec.resources.nodes}, more than an MPIJob can have"
+        yield Problem(("resources", "nodes"), message, f"give at most {WORKER_LIMIT}")
 
 
 def _gpus(spec: RunSpec) -> Iterator[Problem]:
     k8s, ranks = spec.backends.kubernetes, spec.resources.ranks_per_node
     if is_slice(k8s.gpu.resource) and spec.on_gpus and ranks > 1:
-        what = f"is {k8s.gpu.resource}, a slice of a GPU: CUDA uses only the first of {ranks} in a pod"
+        message = f"is {k8s.gpu.resource}, a slice of a GPU: CUDA uses only the first of {ranks} in a pod"
         fix = "set resources.ranks_per_node to 1, and raise resources.nodes"
-        yield Problem((*HERE, "gpu", "resource"), what, fix, others=(RANKS, GPUS))
+        yield Problem((*HERE, "gpu", "resource"), message, fix, others=(RANKS, GPUS))
     label = k8s.gpu.type_label
     if not syntax.is_qualified(label):
         fix = "write [DOMAIN/]NAME with letters, digits, - _ . and a letter or digit first and last"
@@ -294,13 +298,13 @@ def _gpus(spec: RunSpec) -> Iterator[Problem]:
     elif spec.resources.gpu_type is not None:
         for key in ("node_selector", "worker_node_selector"):
             if label in getattr(k8s, key):
-                what = "cannot be combined with resources.gpu_type"
-                yield Problem((*HERE, key, label), what, "use one of them", others=(TYPE,))
+                message = "cannot be combined with resources.gpu_type"
+                yield Problem((*HERE, key, label), message, "use one of them", others=(TYPE,))
     memory, shared = _bytes(spec.resources.memory), _bytes(k8s.shared_memory)
     if memory is not None and shared is not None and shared > memory:
-        what = f"is {k8s.shared_memory}, which counts towards the pod's memory of {spec.resources.memory}"
+        message = f"is {k8s.shared_memory}, which counts towards the pod's memory of {spec.resources.memory}"
         fix = "lower it, or raise resources.memory"
-        yield Problem((*HERE, "shared_memory"), what, fix, others=(("resources", "memory"),))
+        yield Problem((*HERE, "shared_memory"), message, fix, others=(("resources", "memory"),))
 
 
 def _cores(text: str) -> float:

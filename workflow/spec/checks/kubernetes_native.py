@@ -48,8 +48,8 @@ def check_native(spec: RunSpec) -> Iterator[Problem]:
 
 def _volume(volume: Volume, path: KeyPath) -> Iterator[Problem]:
     if len(volume.source) != 1:
-        found = f"has several: {', '.join(volume.source)}" if volume.source else "is empty"
-        yield Problem((*path, "source"), found, "give one source, such as nfs, hostPath or persistentVolumeClaim")
+        message = f"has several: {', '.join(volume.source)}" if volume.source else "is empty"
+        yield Problem((*path, "source"), message, "give one source, such as nfs, hostPath or persistentVolumeClaim")
     if not is_label(volume.name):
         yield Problem((*path, "name"), f"is not a valid name of a volume: {shown(volume.name)}", LABEL_RULE)
     if volume.name in OWN_VOLUMES:
@@ -69,26 +69,26 @@ def _patch(patch: Any, path: KeyPath) -> Iterator[Problem]:
     if not isinstance(patch, dict):
         return
     for key, value in patch.items():
-        here = (*path, key)
+        key_path = (*path, key)
         if key == DIRECTIVE:
             if value not in ("delete", "replace"):
-                yield Problem(here, f"must be delete or replace, not {shown(value)}")
+                yield Problem(key_path, f"must be delete or replace, not {shown(value)}")
         elif key.startswith("$"):
-            yield Problem(here, "is not a directive of an overlay", "use $patch: delete or $patch: replace")
+            yield Problem(key_path, "is not a directive of an overlay", "use $patch: delete or $patch: replace")
         elif isinstance(value, list) and key in MERGE_KEYS:
-            yield from _merged_list(value, MERGE_KEYS[key], here)
+            yield from _merged_list(value, MERGE_KEYS[key], key_path)
         else:
-            yield from _patch(value, here)
+            yield from _patch(value, key_path)
 
 
 def _merged_list(items: list[Any], names: tuple[str, ...], path: KeyPath) -> Iterator[Problem]:
-    found = {name for item in items if isinstance(item, dict) for name in names if name in item}
+    identifiers = {name for item in items if isinstance(item, dict) for name in names if name in item}
     for place, item in enumerate(items):
         if not isinstance(item, dict):
             yield Problem((*path, place), f"must be a mapping, not {shown(item)}")
         elif item == {DIRECTIVE: "replace"}:
             continue
-        elif len(found) > 1 or not any(name in item for name in names):
+        elif len(identifiers) > 1 or not any(name in item for name in names):
             yield Problem((*path, place), f"has no {' or '.join(names)}, which identifies it")
         elif item.get(DIRECTIVE) == "replace":
             fix = f"write - {DIRECTIVE}: replace as a separate item to replace the list"

@@ -49,12 +49,18 @@ def permitted(spec: RunSpec) -> tuple[int, ...]:
 
 def skipped(spec: RunSpec) -> dict[int, str]:
     """Numbers of nodes in the range that do not fit, and why."""
-    return {nodes: why for nodes in _range(spec) if (why := _trouble(spec, nodes)) is not None} if spec.elastic else {}
+    return (
+        {nodes: reason for nodes in _range(spec) if (reason := _trouble(spec, nodes)) is not None}
+        if spec.elastic
+        else {}
+    )
 
 
 def skipped_messages(spec: RunSpec) -> list[str]:
     """One message for each number of nodes that is skipped."""
-    return [f"{nodes} node{'' if nodes == 1 else 's'} will not be used: {why}" for nodes, why in skipped(spec).items()]
+    return [
+        f"{nodes} node{'' if nodes == 1 else 's'} will not be used: {reason}" for nodes, reason in skipped(spec).items()
+    ]
 
 
 def _range(spec: RunSpec) -> range:
@@ -64,9 +70,9 @@ def _range(spec: RunSpec) -> range:
 def _trouble(spec: RunSpec, nodes: int) -> str | None:
     if not isinstance(spec, TrainerRunSpec):
         return None
-    small, each = on_nodes(spec, nodes), spec.parallel.pipeline * spec.parallel.horizontal
-    if small.world_size % each:
-        return f"{each} ranks of a replica do not divide {small.world_size} ranks"
+    small, ranks_per_replica = on_nodes(spec, nodes), spec.parallel.pipeline * spec.parallel.horizontal
+    if small.world_size % ranks_per_replica:
+        return f"{ranks_per_replica} ranks of a replica do not divide {small.world_size} ranks"
     if undivided(small.global_batch, spec.data.micro_batch, small.grid) is not None:
         return (
             f"{replicas(small.grid)} x {spec.data.micro_batch} samples (data.micro_batch) do not divide the "

@@ -22,8 +22,8 @@ def check_notify(spec: RunSpec) -> Iterator[Problem]:
         path = ("monitor", "notify", place)
         targets = [name for name in ("command", "webhook", "mail") if getattr(sink, name) is not None]
         if len(targets) != 1:
-            what = f"has {' and '.join(targets)}" if targets else "needs a command, a webhook or a mail"
-            yield Problem(path, what, "give one of them")
+            message = f"has {' and '.join(targets)}" if targets else "needs a command, a webhook or a mail"
+            yield Problem(path, message, "give one of them")
         if "not_back" not in sink.on and sink.not_back_seconds != Notify.model_fields["not_back_seconds"].default:
             yield Problem((*path, "not_back_seconds"), "has no effect here", "add not_back to on")
         if sink.mail is not None:
@@ -38,8 +38,8 @@ def _check_mail(mail: EMail, path: tuple[str | int, ...]) -> Iterator[Problem]:
     """A login needs a user, one password and an encrypted connection."""
     sources = [name for name in ("password_variable", "password_file") if getattr(mail, name) is not None]
     if mail.user is not None and len(sources) != 1:
-        what = "has two passwords" if sources else f"has no password for the user {mail.user}"
-        yield Problem(path, what, "give one of password_variable and password_file")
+        message = "has two passwords" if sources else f"has no password for the user {mail.user}"
+        yield Problem(path, message, "give one of password_variable and password_file")
     if mail.user is None and sources:
         yield Problem((*path, sources[0]), "is a password without a user", "give user, or leave it out")
     if mail.user is not None and mail.security == "none":

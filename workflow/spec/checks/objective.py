@@ -41,44 +41,44 @@ def watched(spec: TrainerRunSpec, name: str, path: KeyPath) -> Iterator[Problem]
     """Problems of a key that names a result of the evaluation."""
     metrics = spec.model.metrics if spec.model is not None else []
     numbers = {metric.key for metric in metrics if METRICS[metric.name].is_number}
-    of_set, slash, own = name.rpartition("/")
-    if (own == "loss" or own in numbers) and (not slash or of_set in spec.data.eval_sets):
+    of_set, slash, result = name.rpartition("/")
+    if (result == "loss" or result in numbers) and (not slash or of_set in spec.data.eval_sets):
         return
     if slash and of_set not in spec.data.eval_sets:
-        known = f", which has {', '.join(spec.data.eval_sets)}" if spec.data.eval_sets else ""
-        fix = f"add {of_set} to data.eval_sets{known}, or name a result of data.eval"
+        set_list = f", which has {', '.join(spec.data.eval_sets)}" if spec.data.eval_sets else ""
+        fix = f"add {of_set} to data.eval_sets{set_list}, or name a result of data.eval"
         yield Problem(
             path, f"is {name}, and there is no evaluation set {of_set!r}", fix, others=(("data", "eval_sets"),)
         )
         return
-    what = f"is {name}, which evaluation does not compute"
-    if own in {metric.key for metric in metrics}:
-        what = f"is {name}, which is not a number"
-    fix = "set it to loss" if spec.model is None else f"add {own} to model.metrics"
-    if own in {metric.key for metric in metrics}:
+    message = f"is {name}, which evaluation does not compute"
+    if result in {metric.key for metric in metrics}:
+        message = f"is {name}, which is not a number"
+    fix = "set it to loss" if spec.model is None else f"add {result} to model.metrics"
+    if result in {metric.key for metric in metrics}:
         fix = "name another result"
     if numbers:
         fix = f"{fix}, or name one of {', '.join(['loss', *sorted(numbers)])}"
-    yield Problem(path, what, fix, others=(METRIC_KEYS,))
+    yield Problem(path, message, fix, others=(METRIC_KEYS,))
 
 
 def _losses(spec: TrainerRunSpec) -> Iterator[Problem]:
     assert spec.model is not None
     losses = single_losses(spec.model.loss).values()
     if any(isinstance(loss, OutputLoss) for loss in losses) and spec.data.last_batch == "pad":
-        what = "cannot be pad if the loss is an output of the graph: the padding samples would count"
-        yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
-    for where, loss in single_losses(spec.model.loss).items():
+        message = "cannot be pad if the loss is an output of the graph: the padding samples would count"
+        yield Problem(("data", "last_batch"), message, "use drop or keep", others=(("model", "loss", "kind"),))
+    for loss_key, loss in single_losses(spec.model.loss).items():
         if isinstance(loss, Divergence):
-            yield from _teacher(loss, parse_dotted(where))
+            yield from _teacher(loss, parse_dotted(loss_key))
     ignored = list(dict.fromkeys(loss.ignore_index for loss in losses if isinstance(loss, ClassLoss)))
     if len(ignored) > 1:
-        both = " and ".join("null" if index is None else str(index) for index in ignored)
-        what = f"has losses with the ignore_index {both}"
-        yield Problem(("model", "loss", "terms"), what, "give all of them the same")
+        indices = " and ".join("null" if index is None else str(index) for index in ignored)
+        message = f"has losses with the ignore_index {indices}"
+        yield Problem(("model", "loss", "terms"), message, "give all of them the same")
     if len(losses) > 1 and any(isinstance(getattr(loss, "class_weights", None), str) for loss in losses):
-        what = "has class_weights in a file, which is possible only for a loss alone"
-        yield Problem(("model", "loss", "terms"), what, "write them as a list")
+        message = "has class_weights in a file, which is possible only for a loss alone"
+        yield Problem(("model", "loss", "terms"), message, "write them as a list")
 
 
 def _teacher(loss: Divergence, path: KeyPath) -> Iterator[Problem]:
@@ -94,8 +94,8 @@ def _metrics(spec: TrainerRunSpec, metrics: Sequence[MetricSection]) -> Iterator
         if metric.key in keys[:place] or metric.key == "loss":
             yield Problem(path, f"lists {metric.key} twice", "keep one")
         elif (wrong := misuse(metric, spec.model.loss)) is not None:
-            what = f"is {metric.name}, which {wrong}"
-            yield Problem(path, what, "correct or remove it", others=(("model", "loss", "kind"),))
+            message = f"is {metric.name}, which {wrong}"
+            yield Problem(path, message, "correct or remove it", others=(("model", "loss", "kind"),))
         elif metric.name in ("auroc", "average_precision") and spec.parallel.pipeline > 1:
-            what = f"is {metric.name}, which is not computed in a pipeline: its scores are not gathered there"
-            yield Problem(path, what, "remove it", others=(("parallel", "pipeline"),))
+            message = f"is {metric.name}, which is not computed in a pipeline: its scores are not gathered there"
+            yield Problem(path, message, "remove it", others=(("parallel", "pipeline"),))

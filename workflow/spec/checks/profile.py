@@ -16,9 +16,9 @@ def check_profile(spec: RunSpec) -> Iterator[Problem]:
     window = spec.monitor.profile
     if window is None:
         return
-    here = ("monitor", "profile", "to")
+    path = ("monitor", "profile", "to")
     if window.to < window.first:
-        yield Problem(here, f"is {window.to}, before the first step {window.first}", f"give at least {window.first}")
+        yield Problem(path, f"is {window.to}, before the first step {window.first}", f"give at least {window.first}")
     elif window.to - window.first >= MOST:
         fix = f"give at most {window.first + MOST - 1}; 10 steps are enough"
-        yield Problem(here, f"records {window.to - window.first + 1} steps", fix)
+        yield Problem(path, f"records {window.to - window.first + 1} steps", fix)

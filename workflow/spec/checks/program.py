@@ -39,41 +39,43 @@ def check_program(spec: RunSpec) -> Iterator[Problem]:
     """Report every contradiction about the section `program`."""
     if not isinstance(spec, ProgramRunSpec):
         return
-    program, here = spec.program, ("program",)
-    named = [key for key in KINDS if getattr(program, key)]
-    if not named:
-        yield Problem(here, "names no program", f"give one of {listed(KINDS)}")
-    for key in named[1:]:
-        yield Problem((*here, key), f"cannot be combined with program.{named[0]}", "use one of them")
+    program, path = spec.program, ("program",)
+    kinds = [key for key in KINDS if getattr(program, key)]
+    if not kinds:
+        yield Problem(path, "names no program", f"give one of {listed(KINDS)}")
+    for key in kinds[1:]:
+        yield Problem((*path, key), f"cannot be combined with program.{kinds[0]}", "use one of them")
     if program.module is not None and not _MODULE.fullmatch(program.module):
-        yield Problem((*here, "module"), f"is {program.module!r}, not the name of a module", "write pkg.mod")
+        yield Problem((*path, "module"), f"is {program.module!r}, not the name of a module", "write pkg.mod")
     if program.function is not None and not _FUNCTION.fullmatch(program.function):
-        what = f"is {program.function!r}, not a function of a module"
-        yield Problem((*here, "function"), what, "write pkg.mod:main")
+        message = f"is {program.function!r}, not a function of a module"
+        yield Problem((*path, "function"), message, "write pkg.mod:main")
     for words in ("command", "args"):
         for place, word in enumerate(getattr(program, words)):
             try:
                 program.filled(word)
             except UserError as error:
-                yield Problem((*here, words, place), error.what, error.fix, others=((*here, "parameters"),))
+                yield Problem((*path, words, place), error.what, error.fix, others=((*path, "parameters"),))
     for name in program.unused:
-        what, fix = "is named by no argument", f"write {{{name}}} in program.args, or remove it"
-        yield Problem((*here, "parameters", name), what, fix, others=((*here, "args"), (*here, "command")))
+        message, fix = "is named by no argument", f"write {{{name}}} in program.args, or remove it"
+        yield Problem((*path, "parameters", name), message, fix, others=((*path, "args"), (*path, "command")))
     for name in program.env:
         if not _VARIABLE.fullmatch(name):
-            yield Problem((*here, "env", name), "is not the name of an environment variable", "correct it")
+            yield Problem((*path, "env", name), "is not the name of an environment variable", "correct it")
     if program.start != "direct" and program.kind == "command":
-        what = f"is {program.start}, which starts Python programs"
-        yield Problem((*here, "start"), what, "use script, module or function", others=((*here, "command"),))
+        message = f"is {program.start}, which starts Python programs"
+        yield Problem((*path, "start"), message, "use script, module or function", others=((*path, "command"),))
     if program.start != "direct" and program.kind == "function":
-        what = f"is {program.start}, which starts scripts and modules"
-        yield Problem((*here, "start"), what, "use script or module", others=((*here, "function"),))
+        message = f"is {program.start}, which starts scripts and modules"
+        yield Problem((*path, "start"), message, "use script or module", others=((*path, "function"),))
     if program.start == "accelerate" and spec.world_size > 1 and not spec.on_gpus:
-        what = "is accelerate, whose launcher starts several processes on GPUs only"
-        yield Problem((*here, "start"), what, "use direct or torchrun", others=(("resources", "gpus_per_rank"),))
+        message = "is accelerate, whose launcher starts several processes on GPUs only"
+        yield Problem((*path, "start"), message, "use direct or torchrun", others=(("resources", "gpus_per_rank"),))
     if program.start == "horovod" and spec.resources.nodes > 1:
-        what = "is horovod, whose launcher reaches other nodes by ssh"
-        yield Problem((*here, "start"), what, "use direct, with ranks started by MPI", others=(("resources", "nodes"),))
+        message = "is horovod, whose launcher reaches other nodes by ssh"
+        yield Problem(
+            (*path, "start"), message, "use direct, with ranks started by MPI", others=(("resources", "nodes"),)
+        )
     plain = ProgramRunSpec.model_construct(name=spec.name, program=program)
     for section in OF_TRAINERS:
         if getattr(spec, section) not in (None, getattr(plain, section)):

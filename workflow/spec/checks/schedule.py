@@ -41,7 +41,7 @@ def check_schedule(spec: TrainerRunSpec) -> Iterator[Problem]:
 
 def _length(spec: TrainerRunSpec) -> Iterator[Problem]:
     schedule, steps = spec.train.schedule, spec.train.steps
-    key, others = "warmup_steps", (("train", "steps"), ("train", "epochs"))
+    key, related_keys = "warmup_steps", (("train", "steps"), ("train", "epochs"))
     warmup = schedule.warmup_steps
     if schedule.warmup is not None:
         if warmup:
@@ -50,15 +50,15 @@ def _length(spec: TrainerRunSpec) -> Iterator[Problem]:
         duration = parse_duration(schedule.warmup)
         key, warmup = "warmup", int(duration.amount) if duration.unit == "steps" else 0
     if steps is not None and warmup > steps:
-        what = f"is {warmup}, longer than the run of {steps} steps"
-        yield Problem((*PATH, key), what, f"give at most {steps}", others=others)
+        message = f"is {warmup}, longer than the run of {steps} steps"
+        yield Problem((*PATH, key), message, f"give at most {steps}", others=related_keys)
 
 
 def _pieces(schedule: Schedule) -> Iterator[Problem]:
-    given = [key for key in _changed(schedule) if key != "pieces"]
-    if given:
-        what = f"is given beside train.schedule.pieces, which {'replaces' if len(given) == 1 else 'replace'} it"
-        yield Problem((*PATH, given[0]), what, "move it into a piece")
+    outer_keys = [key for key in _changed(schedule) if key != "pieces"]
+    if outer_keys:
+        message = f"is given beside train.schedule.pieces, which {'replaces' if len(outer_keys) == 1 else 'replace'} it"
+        yield Problem((*PATH, outer_keys[0]), message, "move it into a piece")
     parts: list[Duration] = []
     for place, piece in enumerate(schedule.pieces):
         path = (*PATH, "pieces", place)
@@ -69,27 +69,27 @@ def _pieces(schedule: Schedule) -> Iterator[Problem]:
         elif place + 1 < len(schedule.pieces):
             yield Problem((*path, "lasts"), "is missing, and another piece follows", "add it, such as 500 steps")
     if len({part.unit for part in parts}) > 1:
-        what = f"last {' and '.join(sorted({part.unit for part in parts}))}, and the units must be the same"
-        yield Problem((*PATH, "pieces"), what, "give the duration of every piece in one unit")
+        message = f"last {' and '.join(sorted({part.unit for part in parts}))}, and the units must be the same"
+        yield Problem((*PATH, "pieces"), message, "give the duration of every piece in one unit")
 
 
 def _shape(piece: SchedulePiece, path: KeyPath) -> Iterator[Problem]:
-    known = SHAPES[piece.name]
+    shape = SHAPES[piece.name]
     common = {"name", "scale", "lasts", "pieces"}
     for key in _changed(piece):
-        if key not in known.reads and key not in common:
-            readers = ", ".join(name for name, each in SHAPES.items() if key in each.reads)
+        if key not in shape.reads and key not in common:
+            readers = ", ".join(name for name, other_shape in SHAPES.items() if key in other_shape.reads)
             yield Problem((*path, key), f"has no effect on {piece.name}", f"remove it; it is for {readers}")
-    for key in known.needs:
+    for key in shape.needs:
         if not getattr(piece, key):
             yield Problem((*path, key), f"is missing, and {piece.name} needs it", "add it, such as 2 epochs")
     if piece.name == "inverse_sqrt" and piece.warmup is None and not getattr(piece, "warmup_steps", 0):
-        what = "is missing, and inverse_sqrt falls from the end of the warm-up"
-        yield Problem((*path, "warmup"), what, "add it, such as 500 steps")
+        message = "is missing, and inverse_sqrt falls from the end of the warm-up"
+        yield Problem((*path, "warmup"), message, "add it, such as 500 steps")
     marks = [parse_duration(text) for text in piece.milestones]
     if len({mark.unit for mark in marks}) > 1 or any(a.amount >= b.amount for a, b in pairwise(marks)):
-        what = "are not in increasing order, in one unit"
-        yield Problem((*path, "milestones"), what, "list them so, such as [10 epochs, 20 epochs]")
+        message = "are not in increasing order, in one unit"
+        yield Problem((*path, "milestones"), message, "list them so, such as [10 epochs, 20 epochs]")
 
 
 def _changed(piece: SchedulePiece) -> list[str]:
@@ -104,11 +104,11 @@ def _changed(piece: SchedulePiece) -> list[str]:
 def _plateau(spec: TrainerRunSpec) -> Iterator[Problem]:
     schedule, period = spec.train.schedule, ("train", "evaluation", "every_steps")
     if spec.data.eval is None:
-        what = "is reduce_on_plateau, which needs an evaluation set"
-        yield Problem((*PATH, "name"), what, "give data.eval", others=(("data", "eval"),))
+        message = "is reduce_on_plateau, which needs an evaluation set"
+        yield Problem((*PATH, "name"), message, "give data.eval", others=(("data", "eval"),))
     elif spec.train.evaluation.every_steps is None:
-        what = "is reduce_on_plateau, which needs periodic evaluation"
-        yield Problem((*PATH, "name"), what, "give train.evaluation.every_steps", others=(period,))
+        message = "is reduce_on_plateau, which needs periodic evaluation"
+        yield Problem((*PATH, "name"), message, "give train.evaluation.every_steps", others=(period,))
     yield from watched(spec, schedule.metric, (*PATH, "metric"))
     if schedule.gamma >= 1:
         yield Problem((*PATH, "gamma"), f"is {schedule.gamma:g}, which reduces nothing", "give a number below 1")

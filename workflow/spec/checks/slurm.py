@@ -23,14 +23,14 @@ def check_slurm(spec: RunSpec) -> Iterator[Problem]:
         yield from find(spec)
 
 
-def _problem(key: str | KeyPath, what: str, fix: str, *others: KeyPath) -> Problem:
-    return Problem((*HERE, *((key,) if isinstance(key, str) else key)), what, fix, others=others)
+def _problem(key: str | KeyPath, message: str, fix: str, *related_keys: KeyPath) -> Problem:
+    return Problem((*HERE, *((key,) if isinstance(key, str) else key)), message, fix, others=related_keys)
 
 
 def _syntax(spec: RunSpec) -> Iterator[Problem]:
-    for key, (kind, written, fix) in SYNTAX.items():
+    for key, (kind, syntax, fix) in SYNTAX.items():
         text = getattr(spec.backends.slurm, key)
-        if text is not None and not re.fullmatch(written, text):
+        if text is not None and not re.fullmatch(syntax, text):
             yield _problem(key, f"is not a valid {kind}: {_quoted(text)}", fix)
     python = spec.backends.slurm.python
     if python is not None and carries_control(python):
@@ -50,17 +50,17 @@ def _mail(spec: RunSpec) -> Iterator[Problem]:
 
 def _gpus(spec: RunSpec) -> Iterator[Problem]:
     slurm, resources = spec.backends.slurm, spec.resources
-    asked, wanted = gpus_in(slurm.gres), resources.ranks_per_node * resources.gpus_per_rank
-    others = (("resources", "ranks_per_node"), ("resources", "gpus_per_rank"))
-    if asked is None:
+    gres_gpus, rank_gpus = gpus_in(slurm.gres), resources.ranks_per_node * resources.gpus_per_rank
+    related_keys = (("resources", "ranks_per_node"), ("resources", "gpus_per_rank"))
+    if gres_gpus is None:
         return
-    if wanted and slurm.gpus_as != "gres":
-        what = f"asks for GPUs ({slurm.gres}), and so does --{slurm.gpus_as}"
-        yield _problem("gres", what, "set backends.slurm.gpus_as to gres", (*HERE, "gpus_as"), *others)
-    elif asked != wanted:
-        ranks = f"{resources.ranks_per_node} ranks x {resources.gpus_per_rank} = {wanted}"
+    if rank_gpus and slurm.gpus_as != "gres":
+        message = f"asks for GPUs ({slurm.gres}), and so does --{slurm.gpus_as}"
+        yield _problem("gres", message, "set backends.slurm.gpus_as to gres", (*HERE, "gpus_as"), *related_keys)
+    elif gres_gpus != rank_gpus:
+        ranks = f"{resources.ranks_per_node} ranks x {resources.gpus_per_rank} = {rank_gpus}"
         yield _problem(
-            "gres", f"asks a node for {asked} GPUs, and resources has {ranks}", "change one of them", *others
+            "gres", f"asks a node for {gres_gpus} GPUs, and resources has {ranks}", "change one of them", *related_keys
         )
 
 
@@ -68,25 +68,27 @@ def _gpu_kinds(spec: RunSpec) -> Iterator[Problem]:
     slurm, kind = spec.backends.slurm, spec.resources.gpu_type
     ranks = spec.resources.ranks_per_node
     if slurm.gpu_bind is not None and not spec.on_gpus:
-        what = "binds GPUs, and resources.gpus_per_rank is 0"
-        yield Problem((*HERE, "gpu_bind"), what, "remove it", others=(GPUS,))
+        message = "binds GPUs, and resources.gpus_per_rank is 0"
+        yield Problem((*HERE, "gpu_bind"), message, "remove it", others=(GPUS,))
     if slurm.gpu_bind is not None and slurm.mpi == "mpirun":
-        what = "is srun's, and backends.slurm.mpi is mpirun"
-        yield Problem((*HERE, "gpu_bind"), what, "remove one of them", others=((*HERE, "mpi"),))
+        message = "is srun's, and backends.slurm.mpi is mpirun"
+        yield Problem((*HERE, "gpu_bind"), message, "remove one of them", others=((*HERE, "mpi"),))
     if kind is not None and gpus_in(slurm.gres) is not None:
-        what = f"is {kind}, and backends.slurm.gres also names the GPUs ({slurm.gres})"
-        yield Problem(TYPE, what, "use one of them", others=((*HERE, "gres"),))
+        message = f"is {kind}, and backends.slurm.gres also names the GPUs ({slurm.gres})"
+        yield Problem(TYPE, message, "use one of them", others=((*HERE, "gres"),))
     if kind is not None and is_slice(kind) and ranks > 1 and spec.on_gpus and slurm.gpus_as != "gpus-per-task":
-        what = f"is {slurm.gpus_as}, which shows all slices ({kind}) to each of {ranks} ranks, and CUDA uses the first"
-        yield Problem((*HERE, "gpus_as"), what, "set it to gpus-per-task", others=(TYPE, RANKS))
+        message = (
+            f"is {slurm.gpus_as}, which shows all slices ({kind}) to each of {ranks} ranks, and CUDA uses the first"
+        )
+        yield Problem((*HERE, "gpus_as"), message, "set it to gpus-per-task", others=(TYPE, RANKS))
 
 
 def _mpi(spec: RunSpec) -> Iterator[Problem]:
     slurm = spec.backends.slurm
     if slurm.mpi == "none" and spec.world_size > 1:
-        what = f"is none, which starts {spec.world_size} runs of one rank each"
-        others = (("resources", "nodes"), ("resources", "ranks_per_node"))
-        yield _problem("mpi", what, "set it to auto, pmi2 (MPICH), pmix (Open MPI) or mpirun", *others)
+        message = f"is none, which starts {spec.world_size} runs of one rank each"
+        related_keys = (("resources", "nodes"), ("resources", "ranks_per_node"))
+        yield _problem("mpi", message, "set it to auto, pmi2 (MPICH), pmix (Open MPI) or mpirun", *related_keys)
     if slurm.mpi == "mpirun" and slurm.srun_arguments:
         fix = "remove them, or set backends.slurm.mpi to pmi2 or pmix"
         yield _problem("srun_arguments", "have no effect if mpirun starts the ranks", fix, (*HERE, "mpi"))
@@ -97,27 +99,27 @@ def _directives(spec: RunSpec) -> Iterator[Problem]:
     yield from _flags(("directives",), slurm.directives, "directive", _own_directives(spec))
     for place, text in enumerate(slurm.directives):
         if set(text) & {"'", '"', "\\"}:
-            what = f"contains a quotation mark or a backslash: {text}"
-            yield _problem(("directives", place), what, "remove it: ortflow quotes the value")
+            message = f"contains a quotation mark or a backslash: {text}"
+            yield _problem(("directives", place), message, "remove it: ortflow quotes the value")
 
 
 def _parameters(spec: RunSpec) -> Iterator[Problem]:
     """Check submitit's additional parameters by the same rules, with hyphens and underscores equivalent."""
-    given = spec.backends.slurm.additional_parameters
+    parameters = spec.backends.slurm.additional_parameters
     twice = {flag_name(text) for text in spec.backends.slurm.directives}
-    for name, value in given.items():
-        here = ("additional_parameters", name)
+    for name, value in parameters.items():
+        path = ("additional_parameters", name)
         flag = name.replace("_", "-")
         text = f"--{flag}" if value is True else f"--{flag}={value}"
         if not FLAG.fullmatch(f"--{flag}"):
-            yield _problem(here, "is not a name of a directive", "write one of sbatch, such as licenses")
+            yield _problem(path, "is not a name of a directive", "write one of sbatch, such as licenses")
         elif carries_control(text) or set(text) & {"'", '"', "\\"}:
-            what = "contains a quotation mark, a backslash or a control character"
-            yield _problem(here, what, "remove it: ortflow quotes the value")
+            message = "contains a quotation mark, a backslash or a control character"
+            yield _problem(path, message, "remove it: ortflow quotes the value")
         elif fix := owner(text, _own_directives(spec)):
-            yield _problem(here, "is not allowed here", fix)
+            yield _problem(path, "is not allowed here", fix)
         elif flag in twice:
-            yield _problem(here, "is given twice", "remove one of them", (*HERE, "directives"))
+            yield _problem(path, "is given twice", "remove one of them", (*HERE, "directives"))
         twice.add(flag)
 
 
@@ -137,8 +139,8 @@ def _lines(spec: RunSpec) -> Iterator[Problem]:
     for key, lines in (("prologue", slurm.prologue), ("epilogue", slurm.epilogue)):
         for place, line in enumerate(lines):
             if carries_control(line.replace("\t", " ")):
-                what = "contains a line break or another control character"
-                yield _problem((key, place), what, "make each line a separate item")
+                message = "contains a line break or another control character"
+                yield _problem((key, place), message, "make each line a separate item")
             elif is_directive(line):
                 yield _problem((key, place), "is a directive", "set it in backends.slurm.directives, as --flag=value")
 
@@ -148,25 +150,25 @@ def _container(spec: RunSpec) -> Iterator[Problem]:
     if container is None or container.kind == "none":
         return
     if container.kind == "pyxis" and mpi == "mpirun":
-        what = "is pyxis, which srun starts, and backends.slurm.mpi is mpirun"
-        yield _problem(("container", "kind"), what, "set backends.slurm.mpi to pmix or pmi2", (*HERE, "mpi"))
+        message = "is pyxis, which srun starts, and backends.slurm.mpi is mpirun"
+        yield _problem(("container", "kind"), message, "set backends.slurm.mpi to pmix or pmi2", (*HERE, "mpi"))
     if container.image.startswith("-") or carries_control(container.image):
         yield _problem(("container", "image"), f"is not an image: {_quoted(container.image)}", "give a file or a name")
     for place, mount in enumerate(container.mounts):
         if not MOUNT.fullmatch(mount) or carries_control(mount):
-            what = f"is not a folder to mount: {_quoted(mount)}"
+            message = f"is not a folder to mount: {_quoted(mount)}"
             fix = "write /path, /path:/inside or /path:/inside:ro, without blanks and commas"
-            yield _problem(("container", "mounts", place), what, fix)
+            yield _problem(("container", "mounts", place), message, fix)
     yield from _flags(("container", "arguments"), container.arguments, f"argument for {container.kind}", {})
 
 
-def _flags(key: KeyPath, texts: Sequence[str], kind: str, own: Mapping[str, str]) -> Iterator[Problem]:
+def _flags(key: KeyPath, texts: Sequence[str], kind: str, reserved: Mapping[str, str]) -> Iterator[Problem]:
     """Report texts that are not flags (a bare word would be taken for the program or image), or reserved flags."""
     for place, text in enumerate(texts):
         if not FLAG.fullmatch(text) or carries_control(text):
             fix = "write --flag or --flag=value, in its long form"
             yield _problem((*key, place), f"is not a valid {kind}: {_quoted(text)}", fix)
-        elif fix_own := owner(text, own):
+        elif fix_own := owner(text, reserved):
             yield _problem((*key, place), f"must not contain --{flag_name(text)}", fix_own)
 
 

@@ -56,11 +56,11 @@ def flag_name(text: str) -> str:
     return text.removeprefix("--").partition("=")[0]
 
 
-def owner(text: str, own: Mapping[str, str]) -> str | None:
+def owner(text: str, reserved: Mapping[str, str]) -> str | None:
     """The alternative to a reserved flag; None if the flag is allowed. Slurm accepts abbreviations of flags."""
     name = flag_name(text)
     if name == "exclusive" and "=" in text:
         return None  # --exclusive=user has no key
-    if name in own or name in WHOLE:
-        return own.get(name)
-    return next((fix for flag, fix in own.items() if len(name) > 1 and flag.startswith(name)), None)
+    if name in reserved or name in WHOLE:
+        return reserved.get(name)
+    return next((fix for flag, fix in reserved.items() if len(name) > 1 and flag.startswith(name)), None)

@@ -16,22 +16,28 @@ def check_sync(spec: TrainerRunSpec) -> Iterator[Problem]:
         return
     off = "set it to false"
     if spec.trainer.name != "graph":
-        what = f"is true, and statistics are those of the trainer {spec.trainer.name}"
-        yield Problem(_WHERE, what, off, others=(("trainer", "name"),))
+        message = f"is true, and statistics are those of the trainer {spec.trainer.name}"
+        yield Problem(_WHERE, message, off, others=(("trainer", "name"),))
     elif spec.model is not None and spec.model.graphs.train:
-        what = "is true, and statistics are exchanged by graphs that ortflow has made: model.graphs.train is given"
-        yield Problem(_WHERE, what, "remove one of them", others=(("model", "graphs", "train"),))
+        message = "is true, and statistics are exchanged by graphs that ortflow has made: model.graphs.train is given"
+        yield Problem(_WHERE, message, "remove one of them", others=(("model", "graphs", "train"),))
     if spec.on_gpus:
         gpus = spec.resources.gpus_per_rank
-        what = f"is true, and graphs on GPUs cannot exchange values in this version: resources.gpus_per_rank is {gpus}"
-        yield Problem(_WHERE, what, off, others=(("resources", "gpus_per_rank"),))
+        message = (
+            f"is true, and graphs on GPUs cannot exchange values in this version: resources.gpus_per_rank is {gpus}"
+        )
+        yield Problem(_WHERE, message, off, others=(("resources", "gpus_per_rank"),))
     if spec.resources.kernels == "onnxruntime":
-        what = "is true, and statistics are exchanged by ortflow's kernels: resources.kernels is onnxruntime"
-        yield Problem(_WHERE, what, "set it to false, or resources.kernels to auto", others=(("resources", "kernels"),))
+        message = "is true, and statistics are exchanged by ortflow's kernels: resources.kernels is onnxruntime"
+        yield Problem(
+            _WHERE, message, "set it to false, or resources.kernels to auto", others=(("resources", "kernels"),)
+        )
     for name, degree in (("pipeline", spec.parallel.pipeline), ("horizontal", spec.parallel.horizontal)):
         if degree > 1:
-            what = f"is true, and statistics run over ranks that hold the whole model: parallel.{name} is {degree}"
-            yield Problem(_WHERE, what, off, others=(("parallel", name),))
+            message = f"is true, and statistics run over ranks that hold the whole model: parallel.{name} is {degree}"
+            yield Problem(_WHERE, message, off, others=(("parallel", name),))
     if spec.data.last_batch == "keep":
-        what = "is true, and a rank without samples at the end of an epoch could not take part: data.last_batch is keep"
-        yield Problem(_WHERE, what, "set data.last_batch to drop or pad", others=(("data", "last_batch"),))
+        message = (
+            "is true, and a rank without samples at the end of an epoch could not take part: data.last_batch is keep"
+        )
+        yield Problem(_WHERE, message, "set data.last_batch to drop or pad", others=(("data", "last_batch"),))

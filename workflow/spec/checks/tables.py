@@ -16,33 +16,33 @@ def check_tables(spec: TrainerRunSpec) -> Iterator[Problem]:
     evaluation = spec.data.eval
     if evaluation is None:
         return
-    here, share = ("data", "eval"), ("data", "eval", "fraction")
+    path, share = ("data", "eval"), ("data", "eval", "fraction")
     if evaluation.fields:
-        what = "belongs to data.train: the evaluation set is read in the same way"
-        yield Problem((*here, "fields"), what, "move it there", others=(("data", "train", "fields"),))
-    given = [key for key in ("group", "time", "stratify") if getattr(evaluation, key) is not None]
+        message = "belongs to data.train: the evaluation set is read in the same way"
+        yield Problem((*path, "fields"), message, "move it there", others=(("data", "train", "fields"),))
+    split_keys = [key for key in ("group", "time", "stratify") if getattr(evaluation, key) is not None]
     if evaluation.fraction is None:
-        for key in given:
+        for key in split_keys:
             yield Problem(
-                (*here, key), "is for a share of the training set", "give data.eval.fraction", others=(share,)
+                (*path, key), "is for a share of the training set", "give data.eval.fraction", others=(share,)
             )
         return
     if evaluation.fraction == 0:
         yield Problem(share, "is 0", "give the share to hold out, such as 0.1, or leave it out")
     if evaluation.path != spec.data.train.path:
-        what = "is another set than data.train.path, and data.eval.fraction is a share of that"
-        yield Problem((*here, "path"), what, "remove one of them", others=(share, ("data", "train", "path")))
-    for key in given[1:]:
-        what = f"cannot be combined with data.eval.{given[0]}"
-        yield Problem((*here, key), what, "use one of them", others=((*here, given[0]),))
+        message = "is another set than data.train.path, and data.eval.fraction is a share of that"
+        yield Problem((*path, "path"), message, "remove one of them", others=(share, ("data", "train", "path")))
+    for key in split_keys[1:]:
+        message = f"cannot be combined with data.eval.{split_keys[0]}"
+        yield Problem((*path, key), message, "use one of them", others=((*path, split_keys[0]),))
 
 
 def _field(rule: Field, path: tuple[str | int, ...]) -> Iterator[Problem]:
     classes = [key for key in ("classes", "one_hot") if getattr(rule, key)]
     scale = [key for key in ("standardize", "mean", "std", "unit") if getattr(rule, key) not in (None, False)]
     if classes and scale:
-        what = f"cannot be combined with {classes[0]}"
-        yield Problem((*path, scale[0]), what, "use one of them", others=((*path, classes[0]),))
+        message = f"cannot be combined with {classes[0]}"
+        yield Problem((*path, scale[0]), message, "use one of them", others=((*path, classes[0]),))
     if rule.standardize and (rule.mean is not None or rule.std is not None):
         key = "mean" if rule.mean is not None else "std"
         yield Problem((*path, key), "cannot be combined with standardize", "use one of them")

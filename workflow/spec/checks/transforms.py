@@ -17,9 +17,9 @@ def check_transforms(spec: TrainerRunSpec) -> Iterator[Problem]:
     data = spec.data
     sets: list[tuple[KeyPath, DataSet | None]] = [(("data", "train"), data.train), (("data", "eval"), data.eval)]
     sets += [(("data", "eval_sets", name), section) for name, section in data.eval_sets.items()]
-    for where, section in sets:
+    for set_path, section in sets:
         for number, transform in enumerate(section.transforms if section is not None else ()):
-            path = (*where, "transforms", number)
+            path = (*set_path, "transforms", number)
             kinds = transform.kinds
             if len(kinds) > 1:
                 yield Problem(path, f"has {listed(kinds).replace(' or ', ' and ')}", "give each its own item")
@@ -33,5 +33,5 @@ def check_transforms(spec: TrainerRunSpec) -> Iterator[Problem]:
             elif transform.mask_tokens is not None and section is not None and section.text is None:
                 for key in ("mask_id", "vocabulary"):
                     if getattr(transform.mask_tokens, key) is None:
-                        what = "is missing, and the set has no text.tokenizer to take it from"
-                        yield Problem((*path, "mask_tokens", key), what, "add it")
+                        message = "is missing, and the set has no text.tokenizer to take it from"
+                        yield Problem((*path, "mask_tokens", key), message, "add it")

@@ -35,15 +35,15 @@ def check_tune(spec: TrainerRunSpec) -> Iterator[Problem]:
     yield from _sampler(tune)
     if tune.pruner != "none" and spec.train.evaluation.every_steps is None:
         period: KeyPath = ("train", "evaluation", "every_steps")
-        what, fix = f"is {tune.pruner}, which needs periodic evaluation", "give train.evaluation.every_steps"
-        yield Problem(("tune", "pruner"), what, fix, others=(period,))
+        message, fix = f"is {tune.pruner}, which needs periodic evaluation", "give train.evaluation.every_steps"
+        yield Problem(("tune", "pruner"), message, fix, others=(period,))
 
 
 def _range(key: str, values: Range) -> Iterator[Problem]:
     path, forms = ("tune", "space", key), values.forms
     if len(forms) != 1:
-        what = f"has {', '.join(forms)}" if forms else "has no values"
-        yield Problem(path, what, "give one of choice, uniform, log, integer and log_integer")
+        message = f"has {', '.join(forms)}" if forms else "has no values"
+        yield Problem(path, message, "give one of choice, uniform, log, integer and log_integer")
         return
     ((name, ends),) = forms.items()
     if name == "choice":
@@ -70,9 +70,9 @@ def _sampler(tune: TuneSection) -> Iterator[Problem]:
     for key, values in tune.space.items():
         listed = values.choice if isinstance(values, Range) else values
         if listed is None:
-            what = "is a range, and the sampler grid needs a list of values"
-            yield Problem(("tune", "space", key), what, "write the values as a list", others=(("tune", "sampler"),))
+            message = "is a range, and the sampler grid needs a list of values"
+            yield Problem(("tune", "space", key), message, "write the values as a list", others=(("tune", "sampler"),))
         sizes.append(len(listed or ()))
     if math.prod(sizes) > LIMIT:
-        what = f"has {math.prod(sizes)} combinations, more than {LIMIT}"
-        yield Problem(("tune", "space"), what, "give fewer values, or use the sampler random")
+        message = f"has {math.prod(sizes)} combinations, more than {LIMIT}"
+        yield Problem(("tune", "space"), message, "give fewer values, or use the sampler random")

@@ -38,20 +38,20 @@ def read_axes(texts: Sequence[str], overrides: Sequence[str] = ()) -> list[Axis]
         key = key.strip()
         if not equals or not all(key.split(".")):
             raise UserError(f"--set {printable(text)} has no key or no values", fix=_WRITE)
-        for other in [axis.key for axis in axes] + [given.partition("=")[0].strip() for given in overrides]:
+        for other in [axis.key for axis in axes] + [override.partition("=")[0].strip() for override in overrides]:
             if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
-                reported = f"{key} is given twice" if key == other else f"{key} and {other} are both given"
-                raise UserError(reported, fix="keep one of them")
+                message = f"{key} is given twice" if key == other else f"{key} and {other} are both given"
+                raise UserError(message, fix="keep one of them")
         parts = [_part(key, part) for part in _split(key, values)]
         count *= sum(map(len, parts))
         if count > LIMIT:
             raise UserError(f"--set asks for more than {LIMIT} runs", fix="give fewer values")
         axes.append(Axis(key, tuple(str(value) for part in parts for value in part)))
-        seen: set[str] = set()
+        earlier_values: set[str] = set()
         for value in axes[-1].values:
-            if value in seen:
+            if value in earlier_values:
                 raise UserError(f"{key} has the value {printable(value)} twice", fix="keep one of them")
-            seen.add(value)
+            earlier_values.add(value)
     return axes
 
 
@@ -97,6 +97,6 @@ def _split(key: str, text: str) -> Iterator[str]:
             continue
         item += letter
     if quote or closing:
-        what = f"has an unclosed {quote}" if quote else f"lacks a {closing[0]}"
-        raise UserError(f"{key} {what}: {printable(text)}", fix=_WRITE)
+        message = f"has an unclosed {quote}" if quote else f"lacks a {closing[0]}"
+        raise UserError(f"{key} {message}: {printable(text)}", fix=_WRITE)
     yield item.strip()

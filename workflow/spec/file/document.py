@@ -97,8 +97,8 @@ def read_document(path: Path) -> Document:
     return parse_document(text, str(path))
 
 
-def _unread(path: Path, what: str, fix: str | None = None, line: int | None = None) -> Document:
-    return Document(str(path), problems=[Problem((), what, fix, line)])
+def _unread(path: Path, message: str, fix: str | None = None, line: int | None = None) -> Document:
+    return Document(str(path), problems=[Problem((), message, fix, line)])
 
 
 def parse_document(text: str, file: str) -> Document:
@@ -172,8 +172,8 @@ class _Builder:
             return self._sequence(events, path)
         assert isinstance(event, ScalarEvent)
         if event.implicit[0] and (other := octal(event.value)) is not None:
-            what = f"is {event.value}, which Helm and other YAML 1.1 parsers read as an octal number, {other}"
-            self._problem(path, event, what, f"write {scalar(event.value)}, or {other} if the octal number is meant")
+            message = f"is {event.value}, which Helm and other YAML 1.1 parsers read as an octal number, {other}"
+            self._problem(path, event, message, f"write {scalar(event.value)}, or {other} if the octal number is meant")
         return scalar(event.value) if event.implicit[0] else event.value
 
     def _mapping(self, events: Iterator[Event], path: KeyPath) -> dict[str, Any]:
@@ -220,8 +220,8 @@ class _Builder:
             fix = "remove it, or put the text in quotes if it begins with !"
             self._problem(path, event, f"has a YAML tag ({tag}), which run files do not allow", fix)
 
-    def _problem(self, path: KeyPath, event: Event, what: str, fix: str) -> None:
-        self.document.problems.append(Problem(path, what, fix, _line(event)))
+    def _problem(self, path: KeyPath, event: Event, message: str, fix: str) -> None:
+        self.document.problems.append(Problem(path, message, fix, _line(event)))
 
 
 def _skip(event: Event, events: Iterator[Event]) -> None:

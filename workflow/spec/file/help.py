@@ -23,12 +23,12 @@ def fill(of: type[Section]) -> list[type[Section]]:
 
     Not of every section that is loaded: the source of one that a package brings may be gone.
     """
-    found = [of]
-    for section in found:
+    all_sections = [of]
+    for section in all_sections:
         for key, field in section.model_fields.items():
             field.description = field.description or _text(section, key)
-            found += [below for below in sections(field) if below not in found]
-    return found
+            all_sections += [below for below in sections(field) if below not in all_sections]
+    return all_sections
 
 
 def describe(schema: dict[str, Any], of: type[Section]) -> None:
@@ -38,16 +38,18 @@ def describe(schema: dict[str, Any], of: type[Section]) -> None:
     for section, part in parts:
         if section is None:
             continue
-        for key, reported in part.get("properties", {}).items():
+        for key, key_schema in part.get("properties", {}).items():
             if text := section.model_fields[key].description:
                 # Last, also where pydantic has put it in: what is printed must not depend on what ran before.
-                reported["description"] = reported.pop("description", text)
+                key_schema["description"] = key_schema.pop("description", text)
 
 
 def _of_schema(name: str, part: dict[str, Any], below: Iterable[type[Section]]) -> type[Section] | None:
     """The section that a definition was generated from. Packages may have sections of the same name with other keys."""
     keys = part.get("properties", {}).keys()
-    return next((one for one in below if one.__name__ == name and keys <= one.model_fields.keys()), None)
+    return next(
+        (section for section in below if section.__name__ == name and keys <= section.model_fields.keys()), None
+    )
 
 
 def _text(section: type[Section], key: str) -> str | None:
@@ -64,7 +66,7 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
         tree = ast.parse(inspect.getsource(sys.modules[module]))
     except (OSError, TypeError):  # a package that is installed without its source
         return {}
-    found = {}
+    texts = {}
     for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
         for key, under in pairwise(cls.body):
             if not (isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name)):
@@ -74,5 +76,5 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
                 and isinstance(under.value, ast.Constant)
                 and isinstance(under.value.value, str)
             ):
-                found[cls.name, key.target.id] = inspect.cleandoc(under.value.value)
-    return found
+                texts[cls.name, key.target.id] = inspect.cleandoc(under.value.value)
+    return texts

@@ -42,15 +42,15 @@ def find_options(name: str) -> type[LauncherOptions] | None:
     point = others().get(name)
     if point is None:
         return None
-    where, fix = f"backends.{name}", "repair the package that provides it"
+    key, fix = f"backends.{name}", "repair the package that provides it"
     try:
         kind = point.load()
     except Exception as error:  # its module may raise anything
-        what = f"its options cannot be loaded from {point.value} ({type(error).__name__}: {error})"
-        raise UserError(what, where=where, fix=fix) from error
+        message = f"its options cannot be loaded from {point.value} ({type(error).__name__}: {error})"
+        raise UserError(message, where=key, fix=fix) from error
     if not (isinstance(kind, type) and issubclass(kind, LauncherOptions)):
-        what = f"{point.value} is not a subclass of {LauncherOptions.__module__}.{LauncherOptions.__name__}"
-        raise UserError(what, where=where, fix=fix)
+        message = f"{point.value} is not a subclass of {LauncherOptions.__module__}.{LauncherOptions.__name__}"
+        raise UserError(message, where=key, fix=fix)
     return kind
 
 
@@ -59,17 +59,19 @@ def spec_type(names: Iterable[str], base: type[RunSpec] = RunSpec) -> type[RunSp
 
     Returns the same class for the same sections, because runs of different classes are never equal.
     """
-    found = tuple((name, kind) for name in sorted(names) if name not in BUILT_IN and (kind := find_options(name)))
-    return _with_sections(base, found) if found else base
+    package_sections = tuple(
+        (name, kind) for name in sorted(names) if name not in BUILT_IN and (kind := find_options(name))
+    )
+    return _with_sections(base, package_sections) if package_sections else base
 
 
 def forms(names: Iterable[str]) -> Forms:
     """Short forms of the sections of these launchers and the built-in ones, with paths from the top of the file."""
-    found = Forms()
+    all_forms = Forms()
     for name in (*BUILT_IN, *names):
         if (kind := find_options(name)) is not None:
-            found += kind.FORMS.under(("backends", name))
-    return found
+            all_forms += kind.FORMS.under(("backends", name))
+    return all_forms
 
 
 def options_of(spec: RunSpec, name: str, kind: type[Options]) -> Options:
@@ -77,16 +79,18 @@ def options_of(spec: RunSpec, name: str, kind: type[Options]) -> Options:
 
     Raises Faults if the section has required keys that the run file does not set.
     """
-    found = getattr(spec.backends, name, None)
-    if isinstance(found, kind):
-        return found
+    options = getattr(spec.backends, name, None)
+    if isinstance(options, kind):
+        return options
     try:
         return kind.model_validate({})
     except ValidationError as error:
         from ortflow.workflow.spec.file.wording import problems
 
         faults = problems(error, {}, kind)
-    raise Faults([UserError(one.what, where=dotted(("backends", name, *one.path)), fix=one.fix) for one in faults])
+    raise Faults(
+        [UserError(fault.what, where=dotted(("backends", name, *fault.path)), fix=fault.fix) for fault in faults]
+    )
 
 
 @cache
@@ -97,8 +101,8 @@ def _with_sections(base: type[RunSpec], sections: tuple[tuple[str, type[Launcher
         for name, kind in sections
     }
     backends = create_model("Backends", __base__=Backends, __doc__=Backends.__doc__, **fields)
-    there: Any = (backends, backends.model_construct())
-    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, backends=there)
+    backends_field: Any = (backends, backends.model_construct())
+    return create_model(base.__name__, __base__=base, __doc__=base.__doc__, backends=backends_field)
 
 
 def _first_line(kind: type[LauncherOptions]) -> str:

@@ -20,7 +20,7 @@ SectionType = type[Section]
 def discriminator(field: FieldInfo) -> str | None:
     """The key that selects one of several section types: `kind` of a loss, `name` of an optimizer."""
     fields = (field, *(part for part in _parts(field.annotation) if isinstance(part, FieldInfo)))
-    return next((each.discriminator for each in fields if isinstance(each.discriminator, str)), None)
+    return next((info.discriminator for info in fields if isinstance(info.discriminator, str)), None)
 
 
 def sections(field: FieldInfo) -> list[SectionType]:
@@ -70,11 +70,11 @@ def follow(
     arms: list[SectionType] = []
     arm_key: str | None = None
     holder, field = section, None
-    named = arm_named = False
+    expects_name = arm_named = False
     for part in location:
-        if named:
+        if expects_name:
             # The name of one of several sections, as of an evaluation set.
-            named = False
+            expects_name = False
             path.append(part)
             values = values[part] if isinstance(values, dict) and part in values else None
             arm_named = True
@@ -96,7 +96,7 @@ def follow(
             arms = sections(field) if field else []
             arm_key = discriminator(field) if field else None
             section = arms[0] if len(arms) == 1 else None
-            named = section is not None and field is not None and get_origin(field.annotation) is dict
+            expects_name = section is not None and field is not None and get_origin(field.annotation) is dict
         elif section is None and not (isinstance(values, dict | list) and _has(values, part)):
             break
         path.append(part)

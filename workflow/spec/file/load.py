@@ -43,8 +43,8 @@ class Reading:
         path = parse_dotted(error.where or "")
         if any(line_path[:1] == path[:1] for line_path in self.document.lines if path):
             return self.document.fault(Problem(path, error.what, error.fix))
-        what = error.what if error.where is None else f"{error.where}: {error.what}"
-        return Fault(Problem((), what, error.fix), self.document.file, None)
+        message = error.what if error.where is None else f"{error.where}: {error.what}"
+        return Fault(Problem((), message, error.fix), self.document.file, None)
 
 
 def load_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = False, others: bool = True) -> RunSpec:
@@ -97,7 +97,7 @@ def _checked(document: Document, path: Path, overrides: Sequence[str], *, files:
     if not others:
         for name in installed.names_in(document.values):
             del document.values["backends"][name]
-    written = deepcopy(document.values)
+    file_values = deepcopy(document.values)
     expand(document)
     resolved = document.values.get("run_dir")
     override(document, overrides)
@@ -110,7 +110,7 @@ def _checked(document: Document, path: Path, overrides: Sequence[str], *, files:
             missing = check_files(resolve_paths(spec, path))
             problems += [problem for problem in missing if not _follows(problem, problems)]
     faults = sorted((document.fault(problem) for problem in problems), key=lambda fault: fault.line or math.inf)
-    return Reading(faults, spec, document, document.values if overrides else written)
+    return Reading(faults, spec, document, document.values if overrides else file_values)
 
 
 def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
@@ -131,8 +131,8 @@ def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
     try:
         return kind.model_validate(values), problems
     except ValidationError as error:
-        found = wording.problems(error, values, kind)
-        problems += [p for p in found if not any(_follows(p, [q]) for q in problems)]
+        type_problems = wording.problems(error, values, kind)
+        problems += [p for p in type_problems if not any(_follows(p, [q]) for q in problems)]
     paths = [path for problem in problems for path in (problem.path, *problem.others)]
     values = _mended(values, paths, stand_ins)
     try:
@@ -146,9 +146,9 @@ def spec_class(values: Mapping[str, Any]) -> type[RunSpec]:
     return TrainerRunSpec if values.get("program") is None else ProgramRunSpec
 
 
-def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
+def _follows(problem: Problem, causes: Sequence[Problem]) -> bool:
     """Whether a problem may be caused by a known one."""
-    return any(problem.hangs_on(path) for cause in known for path in (cause.path, *cause.others) if path)
+    return any(problem.hangs_on(path) for cause in causes for path in (cause.path, *cause.others) if path)
 
 
 _LOSS = {"kind": "mse"}

@@ -19,14 +19,16 @@ def override(document: Document, assignments: Iterable[str]) -> None:
         name, equals, text = assignment.partition("=")
         path = tuple(name.strip().split("."))
         if not equals or not all(path):
-            what = f"{assignment!r} is not an override"
-            document.problems.append(Problem((), what, "write key.path=value, such as train.steps=100", COMMAND_LINE))
+            message = f"{assignment!r} is not an override"
+            document.problems.append(
+                Problem((), message, "write key.path=value, such as train.steps=100", COMMAND_LINE)
+            )
             continue
-        given = parse_document(text, document.file)
-        for problem in given.problems:
+        value_document = parse_document(text, document.file)
+        for problem in value_document.problems:
             document.problems.append(Problem((*path, *problem.path), problem.what, problem.fix, COMMAND_LINE))
-        if not given.problems:
-            _set(document, path, given.values)
+        if not value_document.problems:
+            _set(document, path, value_document.values)
             expand(document)
 
 
@@ -46,8 +48,8 @@ def _set(document: Document, path: tuple[str, ...], value: Any) -> None:
             holder[key] = {}
         holder = holder[key]
         if not isinstance(holder, dict):
-            what = f"cannot be set, because {'.'.join(path[:depth])} has no keys"
-            document.problems.append(Problem(path, what, None, COMMAND_LINE))
+            message = f"cannot be set, because {'.'.join(path[:depth])} has no keys"
+            document.problems.append(Problem(path, message, None, COMMAND_LINE))
             return
     _forget_lines(document, path)
     document.implied.discard(path)
@@ -56,6 +58,6 @@ def _set(document: Document, path: tuple[str, ...], value: Any) -> None:
 
 def _forget_lines(document: Document, path: KeyPath) -> None:
     """Attribute everything at and under `path` to the command line."""
-    for known in [known for known in document.lines if known[: len(path)] == path]:
-        del document.lines[known]
+    for line_path in [line_path for line_path in document.lines if line_path[: len(path)] == path]:
+        del document.lines[line_path]
     document.lines[path] = COMMAND_LINE

@@ -67,9 +67,9 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
     for keys, base in [(keys, home) for keys in input_keys(spec)] + [(keys, root) for keys in OUTPUTS]:
         holder = _holder(values, keys)
         if holder is not None and holder.get(keys[-1]) is not None:
-            given = holder[keys[-1]]
-            absolute = [_absolute(path, base) for path in _listed(given)]
-            holder[keys[-1]] = absolute if isinstance(given, list) else absolute[0]
+            value = holder[keys[-1]]
+            absolute = [_absolute(path, base) for path in _listed(value)]
+            holder[keys[-1]] = absolute if isinstance(value, list) else absolute[0]
     sections = values.get("data") or {}
     for data in (*sections.values(), *sections.get("eval_sets", {}).values()):
         for transform in data["transforms"] if isinstance(data, dict) and "transforms" in data else ():
@@ -128,8 +128,8 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
         for path in _listed(holder.get(keys[-1])):
             yield from _check_file(spec, keys, path)
     if spec.program is not None and spec.program.cwd is not None and not os.path.isdir(spec.program.cwd):
-        what = f"there is no folder {printable(spec.program.cwd)}"
-        yield Problem(("program", "cwd"), what, "correct the path", others=(("program", "script"),))
+        message = f"there is no folder {printable(spec.program.cwd)}"
+        yield Problem(("program", "cwd"), message, "correct the path", others=(("program", "script"),))
 
 
 def _check_file(spec: RunSpec, keys: Keys, path: str) -> Iterator[Problem]:
@@ -179,7 +179,10 @@ def own_inputs(spec: RunSpec) -> list[Keys]:
 def input_keys(spec: RunSpec) -> list[Keys]:
     """The keys that name input files, including those of launchers' sections. Pure."""
     sections = sections_of(spec.backends)
-    return [*own_inputs(spec), *((*here, *keys) for here, section in sections for keys in section.input_keys())]
+    return [
+        *own_inputs(spec),
+        *((*section_path, *keys) for section_path, section in sections for keys in section.input_keys()),
+    ]
 
 
 def input_files(spec: RunSpec) -> list[str]:
@@ -188,13 +191,19 @@ def input_files(spec: RunSpec) -> list[str]:
     holders = ((_holder(values, keys), keys[-1]) for keys in own_inputs(spec))
     paths = [path for holder, key in holders if holder is not None for path in _listed(holder.get(key))]
     sets = [spec.data.train, spec.data.eval, *spec.data.eval_sets.values()] if spec.data is not None else []
-    paths += [each.onnx for data in sets if data is not None for each in data.transforms if each.onnx is not None]
+    paths += [
+        transform.onnx
+        for data in sets
+        if data is not None
+        for transform in data.transforms
+        if transform.onnx is not None
+    ]
     return [path for path in paths if url_of(path) is None]
 
 
-def _listed(given: str | list[str] | None) -> list[str]:
+def _listed(value: str | list[str] | None) -> list[str]:
     """The paths of a key that takes one or several."""
-    return [given] if isinstance(given, str) else given or []
+    return [value] if isinstance(value, str) else value or []
 
 
 def _absolute(path: str, base: Path) -> str:
@@ -218,4 +227,4 @@ def _holder(values: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
 
 def _are_paths(value: object) -> bool:
     """Whether a value may be a path or several; `model.loss.class_weights` may also be numbers."""
-    return isinstance(value, str | None) or (isinstance(value, list) and all(isinstance(each, str) for each in value))
+    return isinstance(value, str | None) or (isinstance(value, list) and all(isinstance(item, str) for item in value))

@@ -66,9 +66,9 @@ def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
     described = options.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
     describe(described, options)
     schema["$defs"] |= {f"{name}.{key}": part for key, part in described.pop("$defs", {}).items()}
-    named = {"properties": {"name": {"const": name}}, "required": ["name"]}
+    condition = {"properties": {"name": {"const": name}}, "required": ["name"]}
     rules = schema["$defs"]["TrainerSection"].setdefault("allOf", [])
-    rules.append({"if": named, "then": {"properties": {"options": described}}})
+    rules.append({"if": condition, "then": {"properties": {"options": described}}})
 
 
 def _also(schema: dict[str, Any], path: KeyPath, form: dict[str, Any]) -> None:
@@ -93,8 +93,8 @@ def _property(schema: dict[str, Any], path: KeyPath) -> dict[str, Any]:
         described = section["properties"][name]
         (reference,) = _references(described)
         section = _section(schema, reference)
-    found: dict[str, Any] = section["properties"][path[-1]]
-    return found
+    property_schema: dict[str, Any] = section["properties"][path[-1]]
+    return property_schema
 
 
 def _references(described: dict[str, Any]) -> list[str]:

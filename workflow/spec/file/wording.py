@@ -27,32 +27,32 @@ from ortflow.workflow.spec.run import RunSpec
 def problems(error: ValidationError, values: dict[str, Any], root: SectionType = RunSpec) -> list[Problem]:
     """Everything that pydantic found in the values of section `root`, one problem per key path."""
     fill(root)
-    found: dict[KeyPath, Problem] = {}
+    by_path: dict[KeyPath, Problem] = {}
     fitting: set[KeyPath] = set()
     typed: set[KeyPath] = set()
     for detail in error.errors(include_url=False):
         path, section, field = follow(detail["loc"], values, root)
         if path[-1:] == (_NAME,) and path[:2] == ("data", "eval_sets"):
-            what = "is no name of a set: give a letter, then letters, digits, hyphens and underscores"
-            found[path[:-1]] = Problem(path[:-1], what)
+            message = "is no name of a set: give a letter, then letters, digits, hyphens and underscores"
+            by_path[path[:-1]] = Problem(path[:-1], message)
             continue
-        if detail["type"] == "extra_forbidden" and len(found) >= HINTED:
+        if detail["type"] == "extra_forbidden" and len(by_path) >= HINTED:
             # What a key might be a misspelling of takes a millisecond to find.
-            found[path] = Problem(path, "unknown key")
+            by_path[path] = Problem(path, "unknown key")
             continue
         problem = _problem(detail, path, section, field, _at(values, path[:-1]))
         # Of the arms of a plain union (integer or number), the last is the widest: its message is used, unless the
         # value has the type of an earlier arm (a list of numbers, or a file with them).
         if not (detail["type"] in _TYPES and path in fitting):
-            found[problem.path] = problem
+            by_path[problem.path] = problem
             (typed.add if detail["type"] in _TYPES else typed.discard)(problem.path)
         if detail["type"] not in _TYPES:
             fitting.add(problem.path)
     # A mapping is meant as the section of a union of a section and a list: what is wrong in it is the message.
-    inner = {path[:length] for path in found for length in range(len(path))}
-    found = {path: problem for path, problem in found.items() if not (path in typed and path in inner)}
-    meant = {other for problem in found.values() for other in problem.others}
-    return [problem for problem in found.values() if not (problem.what == _MISSING and problem.path in meant)]
+    inner = {path[:length] for path in by_path for length in range(len(path))}
+    by_path = {path: problem for path, problem in by_path.items() if not (path in typed and path in inner)}
+    meant = {other for problem in by_path.values() for other in problem.others}
+    return [problem for problem in by_path.values() if not (problem.what == _MISSING and problem.path in meant)]
 
 
 HINTED = 200
@@ -89,11 +89,11 @@ def _problem(
     if kind == "string_pattern_mismatch":
         return _wrong_text(path, value, field)
     if kind in _TYPES:
-        wanted, fix = _TYPES[kind]
-        known = [str(choice) for choice in _literals(field)]
-        if kind == "list_type" and value not in known and (meant := _did_you_mean(value, known)):
-            return Problem(path, f"must be {wanted}, not {shown(value)}", meant)
-        return Problem(path, f"must be {wanted}, not {shown(value)}", fix(value))
+        expected, fix = _TYPES[kind]
+        literals = [str(choice) for choice in _literals(field)]
+        if kind == "list_type" and value not in literals and (meant := _did_you_mean(value, literals)):
+            return Problem(path, f"must be {expected}, not {shown(value)}", meant)
+        return Problem(path, f"must be {expected}, not {shown(value)}", fix(value))
     if kind in _BOUNDS:
         name, words = _BOUNDS[kind]
         return Problem(path, f"must be {words} {_number(context[name])}, not {shown(value)[:60]}")
@@ -106,21 +106,21 @@ def _problem(
 
 def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str, Any]) -> Problem:
     word = str(path[-1])
-    known = list(section.model_fields) if section is not None else []
+    key_names = list(section.model_fields) if section is not None else []
     if of_launchers := section is not None and issubclass(section, Backends):
-        known += sorted(installed.others().keys() - known)
-    meant = nearest(word, known)
+        key_names += sorted(installed.others().keys() - key_names)
+    meant = nearest(word, key_names)
     if meant is not None:
         # If the right key is missing, a misspelling is the likely cause.
-        others = () if siblings.get(meant) is not None else ((*path[:-1], meant),)
-        return Problem(path, "unknown key", f"did you mean {meant}?", others=others)
+        related_keys = () if siblings.get(meant) is not None else ((*path[:-1], meant),)
+        return Problem(path, "unknown key", f"did you mean {meant}?", others=related_keys)
     elsewhere = [known_path for known_path in _paths_of_keys().get(word, []) if known_path != dotted(path)]
     if elsewhere:
         return Problem(path, "unknown key", f"did you mean {listed(elsewhere)}?")
     if of_launchers:
-        fix = f"installed are {', '.join(known)}; install its package"
+        fix = f"installed are {', '.join(key_names)}; install its package"
         return Problem(path, "there is no launcher of this name", fix)
-    return Problem(path, "unknown key", f"known here: {', '.join(known) or 'none'}")
+    return Problem(path, "unknown key", f"known here: {', '.join(key_names) or 'none'}")
 
 
 @cache
@@ -129,7 +129,7 @@ def _paths_of_keys() -> dict[str, list[str]]:
     paths: dict[str, set[str]] = {}
     for path, _ in every_key():
         paths.setdefault(path[-1], set()).add(dotted(path))
-    return {word: sorted(found) for word, found in paths.items()}
+    return {word: sorted(key_paths) for word, key_paths in paths.items()}
 
 
 def _wrong_choice(kind: str, path: KeyPath, value: Any, field: FieldInfo) -> Problem:
@@ -140,8 +140,8 @@ def _wrong_choice(kind: str, path: KeyPath, value: Any, field: FieldInfo) -> Pro
         if near is not None and near not in ("", key):
             return Problem((*path, near), "unknown key", f"did you mean {key}?")
         return Problem((*path, key), _MISSING, f"add it: {listed(allowed)}")
-    given = value.get(key)
-    return Problem((*path, key), f"must be {listed(allowed)}, not {shown(given)}", _did_you_mean(given, allowed))
+    choice = value.get(key)
+    return Problem((*path, key), f"must be {listed(allowed)}, not {shown(choice)}", _did_you_mean(choice, allowed))
 
 
 def _wrong_text(path: KeyPath, value: Any, field: FieldInfo | None) -> Problem:
@@ -168,16 +168,16 @@ def _lower(description: str) -> str:
 
 def _literals(field: FieldInfo | None) -> tuple[Any, ...]:
     """The values of a Literal, also inside a list or an optional type."""
-    found: list[Any] = []
+    literals: list[Any] = []
     waiting = [field.annotation] if field is not None else []
     while waiting:
         annotation = waiting.pop(0)
         parts = get_args(annotation)
         if parts and all(isinstance(part, str | int) for part in parts):
-            found.extend(parts)
+            literals.extend(parts)
         else:
             waiting.extend(parts)
-    return tuple(found)
+    return tuple(literals)
 
 
 def _number(value: float) -> str:
