@@ -68,7 +68,7 @@ def staging_elements(index: FlatIndex, spec: TrainerRunSpec) -> int | None:
 
     optimizer, ranks = spec.train.optimizer, spec.replicas if spec.parallel.zero else 1
     mine = pieces(segments_of(spec.train, index), *share(index.trained, 0, ranks))
-    groups = groups_of(mine, whole=OPTIMIZERS[optimizer.name].whole_tensors)
+    groups = groups_of(mine, uncut=OPTIMIZERS[optimizer.name].whole_tensors)
     return staging_of(groups, len(spec.train.buffers))
 
 
