@@ -57,7 +57,7 @@ def test_messages_beside_passes_take_few_of_the_gpus_processors(*, beside: bool)
         world = NcclCommunicator(below, fake_device(library.here(StreamedCuda())), library)
         assert all(blocks < 0 for blocks in library.blocks)
         world.barrier()
-        world.connect_links([(0, 1, 0)], beside=beside)
+        world.connect_links([(0, 1, 0)], during_passes=beside)
         world.barrier()
         world.close()
 

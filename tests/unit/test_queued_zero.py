@@ -309,14 +309,14 @@ def test_state_on_the_host_gives_the_bits_of_state_on_the_gpu(
 
 def test_pieces_cover_the_share_and_tensors_of_lamb_stay_whole() -> None:
     cuts = [Piece(64, 1216, 0.1, 0), Piece(1216, 1280, 0.0, 1), Piece(1280, 1408, 0.0, 2)]
-    cut = groups_of(cuts, whole=False, largest=512)
+    cut = groups_of(cuts, uncut=False, largest=512)
     assert [(each.start, each.stop, each.number) for (each,) in cut] == [
         (64, 576, 0), (576, 1088, 0), (1088, 1216, 0), (1216, 1280, 1), (1280, 1408, 2),
     ]  # fmt: skip
-    assert groups_of(cuts, whole=True, largest=512) == [cuts[:1], cuts[1:]]
+    assert groups_of(cuts, uncut=True, largest=512) == [cuts[:1], cuts[1:]]
     assert staging_of(cut, 2) == 3 * 512 * 2
-    assert staging_of(groups_of(cuts, whole=True, largest=512), 2) == 2 * 1152 * 2
-    assert groups_of([], whole=False) == []
+    assert staging_of(groups_of(cuts, uncut=True, largest=512), 2) == 2 * 1152 * 2
+    assert groups_of([], uncut=False) == []
     assert staging_of([], 2) == 0
 
 

@@ -22,7 +22,9 @@ _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node
 _MADE = re.compile(r"^(.*)_Grad/[^/]*$")
 
 
-def check_loads(child: Child, model: bytes, what: str, forward: onnx.ModelProto, *, optimized: bool = True) -> None:
+def check_loads(
+    child: Child, model: bytes, graph_name: str, forward: onnx.ModelProto, *, optimized: bool = True
+) -> None:
     """Raises UserError if ONNX Runtime cannot run the graph on the CPU.
 
     Names the node if ONNX Runtime does, and its origin in PyTorch if the `forward` graph records it. A graph that no
@@ -34,7 +36,7 @@ def check_loads(child: Child, model: bytes, what: str, forward: onnx.ModelProto,
         missing = _NO_KERNEL.search(fault.message)
         if missing is None:
             raise UserError(
-                f"ONNX Runtime cannot load the {what} graph ({_short(fault)})", where="model.path"
+                f"ONNX Runtime cannot load the {graph_name} graph ({_short(fault)})", where="model.path"
             ) from None
         operator, node = missing[1], missing[2]
         origin = _MADE.match(node)

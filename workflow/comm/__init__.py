@@ -107,7 +107,7 @@ class Communicator(Protocol):
             If this rank is not among them, or one is named twice.
         """
 
-    def connect_links(self, links: Iterable[Link], *, beside: bool = False) -> None:
+    def connect_links(self, links: Iterable[Link], *, during_passes: bool = False) -> None:
         """Prepare for messages between devices, which otherwise may pass through host memory.
 
         Parameters
@@ -115,7 +115,7 @@ class Communicator(Protocol):
         links
             Those of this rank, each of which the other rank names too; others are ignored. Both ranks must call it
             before the first such message.
-        beside
+        during_passes
             Whether the devices compute while messages wait and pass: these then use few of their processors.
         """
         return

@@ -66,8 +66,8 @@ def mpi_errors(method: Callable[P, T]) -> Callable[P, T]:
 
 def _bytes_of(arguments: tuple[object, ...]) -> int | None:
     """The size of the buffer among the arguments of a call."""
-    for each in arguments:
-        count, dtype = getattr(each, "count", None), getattr(each, "dtype", None)
+    for argument in arguments:
+        count, dtype = getattr(argument, "count", None), getattr(argument, "dtype", None)
         if isinstance(count, int) and dtype is not None:
             return count * int(dtype.itemsize)
     return None

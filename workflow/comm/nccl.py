@@ -201,12 +201,12 @@ class NcclCommunicator(StagedCommunicator):
         self._subsets.append(subset)
         return subset
 
-    def connect_links(self, links: Iterable[Link], *, beside: bool = False) -> None:
+    def connect_links(self, links: Iterable[Link], *, during_passes: bool = False) -> None:
         """Connect this rank's links. See the protocol."""
         for link in sorted(set(links).difference(self._links)):
             source, to, _ = link
             if self.rank in (source, to):
-                pair = self._connected(self.below.subset([source, to]), BLOCKS_BESIDE if beside else None)
+                pair = self._connected(self.below.subset([source, to]), BLOCKS_BESIDE if during_passes else None)
                 self._links[link] = NcclLink(pair, self.device)
 
     def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:

@@ -68,7 +68,7 @@ def staging_elements(index: FlatIndex, spec: TrainerRunSpec) -> int | None:
 
     optimizer, ranks = spec.train.optimizer, spec.replicas if spec.parallel.zero else 1
     rank_pieces = pieces(segments_of(spec.train, index), *share(index.trained, 0, ranks))
-    groups = groups_of(rank_pieces, whole=OPTIMIZERS[optimizer.name].whole_tensors)
+    groups = groups_of(rank_pieces, uncut=OPTIMIZERS[optimizer.name].whole_tensors)
     return staging_of(groups, len(spec.train.buffers))
 
 

@@ -8,11 +8,11 @@ PIECE = 1 << 20
 """Elements that are in memory once more meanwhile."""
 
 
-def exchange(one: Buffer, other: Buffer) -> None:
+def exchange(buffer: Buffer, other: Buffer) -> None:
     """Exchange the contents of two buffers of one type and length."""
-    for start in range(0, one.count, PIECE):
-        stop = min(start + PIECE, one.count)
-        first, second = one.slice(start, stop), other.slice(start, stop)
+    for start in range(0, buffer.count, PIECE):
+        stop = min(start + PIECE, buffer.count)
+        first, second = buffer.slice(start, stop), other.slice(start, stop)
         values = first.read().copy()
         first.copy_from(second)
         second.write(values)

@@ -43,8 +43,8 @@ class BufferPool:
     def take(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Held:
         """A value of any content."""
         count, kind = math.prod(shape), np.dtype(dtype)
-        free = self._free[count, kind]
-        buffer = free.pop() if free else self._device.allocate(count, kind)
+        unused = self._free[count, kind]
+        buffer = unused.pop() if unused else self._device.allocate(count, kind)
         value = Held(buffer, tuple(shape))
-        weakref.finalize(value, free.append, buffer).atexit = False
+        weakref.finalize(value, unused.append, buffer).atexit = False
         return value

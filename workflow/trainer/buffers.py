@@ -60,7 +60,7 @@ class UpdateMemory:
     """What the update reads and writes besides the parameters."""
 
     moments: Mapping[str, Buffer | Shard]
-    own: Shard
+    gradients: Shard
     """Gradients of the elements that this rank updates."""
     scaled: Buffer
     """What is scaled: those, or zeros if this rank updates nothing."""

@@ -130,10 +130,10 @@ class GraphBuilder(TrainerBuilder):
         stages = StageSet.load(folder_of(self._context.folder, 0)).stages
         costs = [stage.cost for stage in stages if stage.cost is not None]
         seconds = [cost.seconds for cost in costs]
-        cuts, known = list[list[str]](), set[str]()
+        cuts, earlier_names = list[list[str]](), set[str]()
         for stage in stages[:-1]:
-            cuts.append([value.name for value in stage.sends if value.name not in known])
-            known.update(cuts[-1])
+            cuts.append([value.name for value in stage.sends if value.name not in earlier_names])
+            earlier_names.update(cuts[-1])
         self._report.record(
             "stages",
             chosen="named" if section.cuts is not None else "counted" if None in seconds else "measured",

@@ -97,18 +97,18 @@ class CanonicalState:
         for name, exchange in self._exchanges.items():
             if names is not None and name not in names:
                 continue
-            held, saved = _Memory.of(self._local[name]), _Memory.of(self.shares[name])
+            holding, saved = _Memory.of(self._local[name]), _Memory.of(self.shares[name])
             outgoing, incoming = partial(exchange.gathered, me), partial(exchange.gathered, saver=me)
-            swap(self._world, outgoing, incoming, held.local, saved.to_whole)
+            swap(self._world, outgoing, incoming, holding.local, saved.to_whole)
 
     def scatter(self) -> None:
         """Fill the ranks' holdings from the shares."""
         me = self._world.rank
         for name, exchange in self._exchanges.items():
-            held, saved = _Memory.of(self._local[name]), _Memory.of(self.shares[name])
+            holding, saved = _Memory.of(self._local[name]), _Memory.of(self.shares[name])
             outgoing, incoming = partial(exchange.scattered, me), partial(exchange.scattered, holder=me)
-            swap(self._world, outgoing, incoming, saved.whole, held.to_local)
-            held.done()
+            swap(self._world, outgoing, incoming, saved.whole, holding.to_local)
+            holding.done()
 
 
 def swap(

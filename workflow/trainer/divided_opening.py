@@ -41,10 +41,10 @@ def open_divided(
     ranks = GridRanks.connect(communicator, spec.grid)
     division = division_of(graphs, spec)
     holding = division.of(ranks.place)
-    here = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
+    rank_graphs = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
     if spec.parallel.horizontal > 1:
         _connect(sessions, {CHANNEL: ranks.parts})
-    context = StepContext(here, spec, sessions, ranks.replicas, report)
+    context = StepContext(rank_graphs, spec, sessions, ranks.replicas, report)
     trainer = put_together(
         context, LAYOUTS[layout_of(spec)], loop or LOOPS[sessions.device.kind], Divided(graphs, ranks, division)
     )  # fmt: skip
@@ -57,11 +57,11 @@ def open_divided(
 class RegionTensors(Mapping[str, "npt.NDArray[np.float32]"]):
     """The regions that a rank holds of whole tensors, flat; each is read on access."""
 
-    def __init__(self, holding: Holding, whole: Mapping[str, npt.NDArray[np.float32]]) -> None:
-        self._holding, self._whole = holding, whole
+    def __init__(self, holding: Holding, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        self._holding, self._tensors = holding, tensors
 
     def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
-        region = self._holding.region(name).of(self._whole[name])
+        region = self._holding.region(name).of(self._tensors[name])
         return np.ascontiguousarray(region, np.float32).reshape(-1)
 
     def __iter__(self) -> Iterator[str]:
@@ -98,10 +98,10 @@ def division_of(graphs: GraphSet, spec: TrainerRunSpec) -> Division:
 
 def _summary(division: Division) -> str:
     """Number of elements that the ranks of each part of each stage hold."""
-    held = ", ".join(f"{sum(entry.tensor.count for entry in each.index):,}" for each in division.holdings)
-    whole = sum(entry.tensor.count for entry in division.whole)
+    counts = ", ".join(f"{sum(entry.tensor.count for entry in holding.index):,}" for holding in division.holdings)
+    total = sum(entry.tensor.count for entry in division.whole)
     grid = division.grid
     return (
-        f"{grid.data} replica(s) of {grid.pipeline} stage(s) x {grid.horizontal} part(s); of {whole:,} elements they "
-        f"hold {held}"
+        f"{grid.data} replica(s) of {grid.pipeline} stage(s) x {grid.horizontal} part(s); of {total:,} elements they "
+        f"hold {counts}"
     )

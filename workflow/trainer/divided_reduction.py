@@ -72,8 +72,8 @@ class DividedReduction:
         cuts = segments_of(self._context.spec.train, index)
         offsets = {entry.offset: entry.name for entry in index if entry.tensor.count}
         # The norm of a tensor that every part holds whole is complete; of a divided one, each part has one term.
-        mine = np.array([predicts(self._division, self._ranks, offsets[cut.start]) for cut in cuts])
-        terms = np.tile(mine, sums.count // max(1, len(mine)))
+        cut_terms = np.array([predicts(self._division, self._ranks, offsets[cut.start]) for cut in cuts])
+        terms = np.tile(cut_terms, sums.count // max(1, len(cut_terms)))
         sum_over(sums, terms, self._scatter.sharers, self._ranks.parts)
         take_over_first(sums, self._context.replicas, self._ranks.parts)
 
@@ -88,7 +88,7 @@ class DividedReduction:
         self._tied.take_over(self._parameters)
         self._common.take_over()
 
-    def counted(self, own: Shard) -> list[tuple[int, int]]:
+    def counted(self, shard: Shard) -> list[tuple[int, int]]:
         """Elements updated by this rank that count here in the sum of squares over all ranks.
 
         Each replica has the whole gradient if that is not sharded. A sum of each over its own ranks may differ in
@@ -96,14 +96,14 @@ class DividedReduction:
         """
         if not (self._context.spec.parallel.zero or self._ranks.place.data == 0):
             return []
-        return list(self._counted_spans(own))
+        return list(self._counted_spans(shard))
 
-    def _counted_spans(self, own: Shard) -> Iterator[tuple[int, int]]:
+    def _counted_spans(self, shard: Shard) -> Iterator[tuple[int, int]]:
         """Adjacent ones are joined."""
         index = self._context.index
         trained = [entry for entry in index if entry.tensor.group in TRAINED]
         edges = [*(entry.offset for entry in trained), index.trained][1:]
-        start, stop = own.start, own.stop
+        start, stop = shard.start, shard.stop
         open_at: int | None = None
         for entry, end in zip(trained, edges, strict=True):
             counted = counts(self._division, self._ranks, entry.name)

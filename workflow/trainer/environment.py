@@ -19,7 +19,7 @@ from ortflow.workflow.system.runtimes import installed_runtime
 def environment_of(graphs: GraphSet, kernels: str, sessions: Sessions) -> dict[str, str]:
     """The record of this rank; `kernels` is the run file's setting."""
     library = library_for(kernels)
-    ours = library.path if library is not None and Form.KERNELS.of(graphs.train).exists() else None
+    kernel_library = library.path if library is not None and Form.KERNELS.of(graphs.train).exists() else None
     trained = [
         graphs.train,
         Form.KERNELS.of(graphs.train),
@@ -27,14 +27,14 @@ def environment_of(graphs: GraphSet, kernels: str, sessions: Sessions) -> dict[s
     ]
     return {
         ASKED: kernels,
-        "kernels": f"ortflow's ({source_key()[:8]})" if ours is not None else "ONNX Runtime's",
+        "kernels": f"ortflow's ({source_key()[:8]})" if kernel_library is not None else "ONNX Runtime's",
         "package": installed_runtime(),
         "onnxruntime": onnxruntime.__version__,
         "settings": str(sessions.settings),
         "graphs": _hash(trained),
         "device": sessions.processor,
         "instructions": next(iter(levels()), platform.machine()),
-        "library": _hash([ours]) if ours is not None else "none",
+        "library": _hash([kernel_library]) if kernel_library is not None else "none",
         "threads": str(sessions.threads),
     }
 

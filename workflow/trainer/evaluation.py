@@ -35,12 +35,12 @@ def evaluated(
         elif metric.name == "confusion_matrix":
             tables[metric.key] = matrix_of(totals[f"ortflow.{metric.key}_sums"])
         else:
-            found = compared(metric, model.loss) if metric.name != "graph" else None
-            task = found.task if isinstance(found, Compared) else None
+            comparison = compared(metric, model.loss) if metric.name != "graph" else None
+            task = comparison.task if isinstance(comparison, Compared) else None
             values[metric.key] = value_of(metric, task, totals, gathered)
     # A user's own evaluation graph may have more.
-    further = [name.removeprefix("ortflow.").removesuffix("_sum") for name in totals if name.endswith("_sum")]
-    return values | {name: _ratio(totals, name) for name in further if name not in values}, tables
+    summed_names = [name.removeprefix("ortflow.").removesuffix("_sum") for name in totals if name.endswith("_sum")]
+    return values | {name: _ratio(totals, name) for name in summed_names if name not in values}, tables
 
 
 def _ratio(totals: Mapping[str, Array], name: str) -> float:

@@ -107,8 +107,8 @@ class Evaluator:
         if not keys:
             return evaluated(totals, {}, model)
         pieces = self._world.gather(scores if self._counts else {})
-        found = None if pieces is None else evaluated(totals, joined(pieces, keys), model)
-        results: tuple[dict[str, float], Tables] = self._world.broadcast_object(found)
+        own_results = None if pieces is None else evaluated(totals, joined(pieces, keys), model)
+        results: tuple[dict[str, float], Tables] = self._world.broadcast_object(own_results)
         return results
 
 

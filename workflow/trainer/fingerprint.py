@@ -42,9 +42,9 @@ def fingerprint_of(spec: TrainerRunSpec, lengths: Mapping[str, int] | None = Non
 
 def input_files(model: ModelSection) -> list[str]:
     """The files that losses and metrics read."""
-    weighted = [each for each in single_losses(model.loss).values() if isinstance(each, CrossEntropy | Focal)]
-    weights = [each.class_weights for each in weighted if isinstance(each.class_weights, str)]
-    teachers = [each.teacher for each in single_losses(model.loss).values() if isinstance(each, Divergence)]
+    weighted_losses = [loss for loss in single_losses(model.loss).values() if isinstance(loss, CrossEntropy | Focal)]
+    weights = [loss.class_weights for loss in weighted_losses if isinstance(loss.class_weights, str)]
+    teachers = [loss.teacher for loss in single_losses(model.loss).values() if isinstance(loss, Divergence)]
     return [*weights, *filter(None, teachers)] + [metric.path for metric in model.metrics if metric.path is not None]
 
 

@@ -43,17 +43,17 @@ class StepParts:
 
     def accumulate(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> None:
         """Compute gradients, running statistics and loss of this rank's micro-batches, and sum the gradients."""
-        buffers, own = self.buffers, self.update.memory.own
+        buffers, shard = self.buffers, self.update.memory.gradients
         buffers.statistics.copy_from(self.state())
         if not self.reduction.after_each:
             self.passes.run(batches, seeds)
             self.reduction.sum_gradients()
             return
-        own.part.fill(0)
+        shard.part.fill(0)
         for batch, seed in zip(batches, seeds, strict=True):
             self.passes.run([batch], [seed])
             self.reduction.sum_gradients()
-            own.part.add(buffers.gradients.slice(own.start, own.stop))
+            shard.part.add(buffers.gradients.slice(shard.start, shard.stop))
 
     def apply(self) -> None:
         """New parameters and moments, on all ranks."""

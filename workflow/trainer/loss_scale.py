@@ -70,13 +70,13 @@ def unit_of(inputs: Sequence[BatchInput], micro_batch: int, elements: Mapping[st
     an input in a micro-batch where the shape in the graph does not say it: a label per token of a sequence.
     """
     labels = [
-        elements.get(given.name, 0) or micro_batch * prod(size or 1 for size in given.shape[1:])
-        for given in inputs
-        if given.role == "label"
+        elements.get(batch_input.name, 0) or micro_batch * prod(size or 1 for size in batch_input.shape[1:])
+        for batch_input in inputs
+        if batch_input.role == "label"
     ]
     return 2.0 ** -floor(log2(max(labels, default=micro_batch)))
 
 
-def loss_scale_of(asked: float | str) -> LossScale:
+def loss_scale_of(setting: float | str) -> LossScale:
     """The scale for the run file's `train.loss_scale`: `dynamic` or a number."""
-    return LossScale() if isinstance(asked, str) else LossScale(float(asked), dynamic=False)
+    return LossScale() if isinstance(setting, str) else LossScale(float(setting), dynamic=False)

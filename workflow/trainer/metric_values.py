@@ -45,16 +45,16 @@ def matrix_of(sums: Array) -> list[list[int]]:
     return [[round(count) for count in row] for row in sums.reshape(size, size).tolist()]
 
 
-def _share(part: Array, whole: Array) -> Array:
+def _share(part: Array, total: Array) -> Array:
     """0 where both are 0, as scikit-learn's default."""
-    return np.divide(part, whole, out=np.zeros_like(part), where=whole > 0)
+    return np.divide(part, total, out=np.zeros_like(part), where=total > 0)
 
 
 COUNTED: Mapping[str, Callable[[Array, Array, Array], Array]] = {
-    "precision": lambda both, predicted, actual: _share(both, predicted),
-    "recall": lambda both, predicted, actual: _share(both, actual),
-    "f1": lambda both, predicted, actual: _share(2 * both, predicted + actual),
-    "iou": lambda both, predicted, actual: _share(both, predicted + actual - both),
+    "precision": lambda correct, predicted, actual: _share(correct, predicted),
+    "recall": lambda correct, predicted, actual: _share(correct, actual),
+    "f1": lambda correct, predicted, actual: _share(2 * correct, predicted + actual),
+    "iou": lambda correct, predicted, actual: _share(correct, predicted + actual - correct),
 }
 """Metric -> function of the correct predictions, all predictions and all labels of each class."""
 
@@ -100,13 +100,13 @@ def mean_over_columns(
     if truths.ndim == 1 and scores.shape[1] == 2:
         columns = [(scores[:, 1] - scores[:, 0], truths)]
     elif truths.ndim == 1:
-        own = np.where(truths[:, None] < 0, -1, truths[:, None] == np.arange(scores.shape[1]))
-        columns = [(scores[:, place], own[:, place]) for place in range(scores.shape[1])]
+        class_truths = np.where(truths[:, None] < 0, -1, truths[:, None] == np.arange(scores.shape[1]))
+        columns = [(scores[:, place], class_truths[:, place]) for place in range(scores.shape[1])]
     else:
         columns = [(scores[:, place], truths[:, place]) for place in range(scores.shape[1])]
-    found = [of_column(score[truth >= 0], truth[truth >= 0] > 0) for score, truth in columns]
-    known = [value for value in found if not math.isnan(value)]
-    return sum(known) / len(known) if known else math.nan
+    values = [of_column(score[truth >= 0], truth[truth >= 0] > 0) for score, truth in columns]
+    defined_values = [value for value in values if not math.isnan(value)]
+    return sum(defined_values) / len(defined_values) if defined_values else math.nan
 
 
 def _steps(scores: npt.NDArray[np.float32], truths: npt.NDArray[np.bool_]) -> tuple[Array, Array]:

@@ -41,10 +41,10 @@ def obstacle_in(graph: Path) -> str:
 
 def obstacle_of(model: onnx.ModelProto) -> str:
     """The same of a model."""
-    if found := _drawn_on_host(walk.all_nodes(model)):
-        return f"ONNX Runtime's {', '.join(found)} would draw the same numbers every time"
-    chosen = _chosen_by_data(model)
-    return f"{walk.called(chosen)} would take the same branch every time" if chosen else ""
+    if operators := _drawn_on_host(walk.all_nodes(model)):
+        return f"ONNX Runtime's {', '.join(operators)} would draw the same numbers every time"
+    branch = _chosen_by_data(model)
+    return f"{walk.called(branch)} would take the same branch every time" if branch else ""
 
 
 def draw_alike(graphs: Iterable[Path]) -> bool:
@@ -63,12 +63,12 @@ def _chosen_by_data(model: onnx.ModelProto) -> onnx.NodeProto | None:
     for node in walk.all_nodes(model):
         if node.op_type == "Loop" and node.domain == "":
             return node
-        waiting, seen = [node.input[0]] if walk.is_if(node) else [], set(constants)
+        waiting, visited = [node.input[0]] if walk.is_if(node) else [], set(constants)
         while waiting:
             name = waiting.pop()
-            if name in seen:
+            if name in visited:
                 continue
-            seen.add(name)
+            visited.add(name)
             if name not in makers:
                 return node
             if makers[name].op_type not in _OF_SIZES:

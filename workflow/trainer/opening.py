@@ -211,7 +211,7 @@ class Assembly:
     def _with_shards(self) -> GraphTrainer:
         context, parameters, moments = self.context, self._parameters, self._memory.moments
         assert isinstance(parameters, ShardedParameters)
-        passes = ShardPasses(context, parameters, self._memory.own, self._binder, self._work)
+        passes = ShardPasses(context, parameters, self._memory.gradients, self._binder, self._work)
         step = self._step(passes)
         loop, precision = self._loop_of(step), self._precision(passes)
         checker = ShardsChecker(step, passes, parameters, precision, waits=self._work.queued)
@@ -234,7 +234,7 @@ class Assembly:
         )  # fmt: skip
         moments = self._memory.moments
         if not self._zero:
-            moments = {name: each.part if isinstance(each, Shard) else each for name, each in moments.items()}
+            moments = {name: moment.part if isinstance(moment, Shard) else moment for name, moment in moments.items()}
         local = {"parameters": parameters.buffer, **moments}
         saved = WholeModelState(CanonicalState(divided.division, ranks.world, local))
         size, count = divided.division.whole.size, ranks.world.world_size
@@ -267,25 +267,27 @@ class Assembly:
         assert isinstance(self._work, QueuedWork)
         return repeater(self._work, self._queued_parts())
 
-    def _step(self, passes: Passes, whole: WholePasses | None = None) -> StepParts:
+    def _step(self, passes: Passes, whole_passes: WholePasses | None = None) -> StepParts:
         context, memory, inputs, thaw, work = self.context, self._memory, self._inputs, self._thaw, self._work
-        reduction = self._reduction(whole)
-        rounded = whole.graph.rounded if whole is not None else None
-        binder = PieceBinder(context, self._parameters.here, memory.own, inputs, work, rounded)
+        reduction = self._reduction(whole_passes)
+        rounded = whole_passes.graph.rounded if whole_passes is not None else None
+        binder = PieceBinder(context, self._parameters.here, memory.gradients, inputs, work, rounded)
         if self._store is None:
             update: Update = WholeUpdate(context, memory, self._buffers, binder, thaw, work)
         else:
-            counted = reduction.counted(memory.own) if isinstance(reduction, DividedReduction) else None
+            counted = reduction.counted(memory.gradients) if isinstance(reduction, DividedReduction) else None
             update = ShareUpdate(
                 context, memory, self._buffers, self._store, binder, reduction, thaw, work, counted
             )  # fmt: skip
         return StepParts(context, self._parameters, self._buffers, inputs, passes, reduction, update, thaw)
 
-    def _reduction(self, whole: WholePasses | None) -> Reduction:
+    def _reduction(self, whole_passes: WholePasses | None) -> Reduction:
         context, buffers = self.context, self._buffers
         match self._chosen.reduction:
             case "all-reduce" | "in the graph":
-                return AllReduce(context.replicas, buffers, whole.graph.overlap if whole is not None else None)
+                return AllReduce(
+                    context.replicas, buffers, whole_passes.graph.overlap if whole_passes is not None else None
+                )
             case "scatter":
                 return self._scatter()
             case "divided":

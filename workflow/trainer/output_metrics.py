@@ -61,8 +61,8 @@ class OutputMetrics:
         return values
 
     def _feeds(self, session: Any, arrays: Mapping[str, Array], count: int) -> dict[str, Array]:
-        given = {**arrays, VALID: np.array([count])}
-        return {value.name: given[value.name] for value in session.get_inputs()}
+        inputs = {**arrays, VALID: np.array([count])}
+        return {value.name: inputs[value.name] for value in session.get_inputs()}
 
 
 def _session(content: bytes) -> Any:

@@ -43,7 +43,7 @@ class Sums(Protocol):
 class Overlap:
     """The sums of a step.
 
-    `communicator`: all ranks: sums what is complete last. `beside`: sums buckets beside the pass. `sync`: the
+    `communicator`: all ranks: sums what is complete last. `bucket_sums`: sums buckets beside the pass. `sync`: the
     gradients, followed by what is summed with them. `buckets`: in the order in which the backward pass completes them.
     `tables`: whose rows the ranks exchange.
     """
@@ -51,13 +51,13 @@ class Overlap:
     def __init__(
         self,
         communicator: NcclCommunicator,
-        beside: Sums,
+        bucket_sums: Sums,
         sync: CudaBuffer,
         trained: int,
         buckets: Sequence[Bucket],
         tables: Sequence[TableExchange] = (),
     ) -> None:
-        self._comm, self._beside, self._tables = communicator, beside, tables
+        self._comm, self._bucket_sums, self._tables = communicator, bucket_sums, tables
         early = early_of(buckets, trained)
         # The last piece of the flat gradient is summed with the tail after it.
         late = [bucket for bucket in buckets if bucket not in early and bucket.stop < trained]
@@ -77,9 +77,11 @@ class Overlap:
         if self._next is None or place is None:
             return
         buffer = self._buckets[place]
-        if place != self._next or not all(buffer.pointer <= each < buffer.pointer + buffer.size for each in gradients):
+        if place != self._next or not all(
+            buffer.pointer <= address < buffer.pointer + buffer.size for address in gradients
+        ):
             raise OrtflowError(f"bucket {number} of the gradient is not where or when it is summed")
-        self._beside.begin_all_reduce(buffer)
+        self._bucket_sums.begin_all_reduce(buffer)
         self._next += 1
 
     def rows(self, number: int, indices: Tensor, gradient: Tensor) -> None:
@@ -96,11 +98,11 @@ class Overlap:
         Without `begin` everything remains: a rank without samples must take part in every sum.
         """
         for buffer in self._buckets[self._next or 0 :]:
-            self._beside.begin_all_reduce(buffer)
+            self._bucket_sums.begin_all_reduce(buffer)
         for table in self._tables if self._next is None else ():
             table.put_nothing()
         self._comm.sum_parts(self._rest, [part for table in self._tables for part in table.parts])
-        self._beside.join()
+        self._bucket_sums.join()
         for table in self._tables:
             table.add()
         self._next = None
@@ -111,8 +113,8 @@ class Overlap:
 
     def close(self) -> None:
         """Called when no further step is summed. Collective."""
-        if isinstance(self._beside, PeerSums):
-            self._beside.close()
+        if isinstance(self._bucket_sums, PeerSums):
+            self._bucket_sums.close()
 
 
 class OverRanks:
@@ -129,9 +131,9 @@ class OverRanks:
         self._comm.all_reduce(self._counts)
         return Stage(int(np.flatnonzero(self._counts.array)[0]))
 
-    def obstacle(self, mine: str) -> str:
+    def obstacle(self, own_obstacle: str) -> str:
         """See `Agreement`."""
-        return first_of(self._comm, mine and f"rank {self._comm.rank} cannot: {mine}") or ""
+        return first_of(self._comm, own_obstacle and f"rank {self._comm.rank} cannot: {own_obstacle}") or ""
 
 
 def early_of(buckets: Sequence[Bucket], trained: int) -> list[Bucket]:
@@ -148,11 +150,11 @@ def in_buckets(
     See `overlapped` for `elements`.
     """
     model, rows = with_rows(form, index, elements, ranks, LEAST)
-    buckets = buckets_of(index, LEAST, {each.table for each in rows})
-    made, order = with_buckets(model, buckets)
+    buckets = buckets_of(index, LEAST, {table_rows.table for table_rows in rows})
+    bucketed, order = with_buckets(model, buckets)
     if last := [bucket for bucket in order if bucket.stop < index.trained][-1:]:
-        made, order = with_buckets(model, with_small_end(buckets, last[0], index))
-    return made, order, rows
+        bucketed, order = with_buckets(model, with_small_end(buckets, last[0], index))
+    return bucketed, order, rows
 
 
 @dataclass(frozen=True)
@@ -184,22 +186,22 @@ def overlapped(
         return None
     model, order, rows = in_buckets(form, index, elements, communicator.world_size)
     early = [sync.slice(bucket.start, bucket.stop) for bucket in early_of(order, index.trained)]
-    beside: Sums | str = peer_sums(communicator, operators, sync, early) if early else "there is one bucket"
+    bucket_sums: Sums | str = peer_sums(communicator, operators, sync, early) if early else "there is one bucket"
     way = "by copies between the GPUs"
-    if isinstance(beside, str):
+    if isinstance(bucket_sums, str):
         # NCCL's sums take multiprocessors from the pass whenever they run, so that nothing is gained by rows.
         model, order = with_buckets(form, buckets_of(index, LEAST))
-        rows, way, beside = [], f"by NCCL ({beside})", communicator
+        rows, way, bucket_sums = [], f"by NCCL ({bucket_sums})", communicator
     if len(order) < FEWEST:
         return None
     tables = []
-    for each in rows:
-        entry = index[each.table]
+    for table_rows in rows:
+        entry = index[table_rows.table]
         part, (height, width) = sync.slice(entry.offset, entry.end), entry.tensor.shape
-        tables.append(TableExchange(each, communicator, communicator.device, operators, part, (height, width)))
+        tables.append(TableExchange(table_rows, communicator, communicator.device, operators, part, (height, width)))
     note = f"the gradient is summed over the ranks in {len(order)} buckets during the backward pass, {way}"
-    if names := ", ".join(dict.fromkeys(each.table for each in rows)):
+    if names := ", ".join(dict.fromkeys(table_rows.table for table_rows in rows)):
         note += f"; of {names} the ranks exchange the rows that were looked up"
     return Overlapped(
-        model.SerializeToString(), Overlap(communicator, beside, sync, index.trained, order, tables), note
+        model.SerializeToString(), Overlap(communicator, bucket_sums, sync, index.trained, order, tables), note
     )

@@ -81,7 +81,7 @@ class PeerSums:
         }
         runtime = device.here()
         # The step, and from byte 8 on the addresses of all ranks' flags.
-        tables = np.array([each[_RECEIVED] for each in memory.addresses], np.uint64).view(np.uint32)
+        tables = np.array([rank_addresses[_RECEIVED] for rank_addresses in memory.addresses], np.uint64).view(np.uint32)
         self._numbers = device.allocate(2 + tables.size, np.uint32)
         self._numbers.write(np.concatenate([np.zeros(2, np.uint32), tables]))
         self._kernels = PeerKernels(operators, self._rank, self._ranks, self._numbers.pointer)
@@ -173,14 +173,14 @@ class PeerSums:
         """Sum this rank's share of a part, and copy the sum to all others."""
         part, stream = self._parts[number], self._back
         first, last = share(part.count, self._rank, self._ranks)
-        mine = part.pointer + ITEM * first
+        own_share = part.pointer + ITEM * first
         self._wait_for(stream, number, number + 1)
         if last > first:
-            others = self._received.pointer + self._place(number, 0)
-            self._kernels.add_up(stream, mine, others, self._apart, last - first)
+            received_shares = self._received.pointer + self._place(number, 0)
+            self._kernels.add_up(stream, own_share, received_shares, self._apart, last - first)
             for rank, (gradient, _) in enumerate(self._memory.addresses):
                 if rank != self._rank:
-                    self._copy(gradient + mine - self._start, mine, last - first, stream)
+                    self._copy(gradient + own_share - self._start, own_share, last - first, stream)
         self._kernels.notify(stream, self._numbers.pointer + 8, len(self._parts) + number)
 
     def _wait_for(self, stream: int, first: int, last: int) -> None:
@@ -239,11 +239,11 @@ def peer_sums(
     memory = connect(below, device, [sync.pointer, received.pointer])
     if isinstance(memory, str):
         return memory
-    made = PeerSums(communicator, device, operators, memory, sync.pointer, buckets, received)
-    trouble = first_of(below, made.self_test())
+    sums = PeerSums(communicator, device, operators, memory, sync.pointer, buckets, received)
+    trouble = first_of(below, sums.self_test())
     # Not before: while another rank is in the self-test, it may still copy.
     sync.fill(0)
     if trouble is None:
-        return made
-    made.close()
+        return sums
+    sums.close()
     return trouble

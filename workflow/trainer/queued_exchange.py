@@ -53,11 +53,11 @@ class Step:
 
     def places(self) -> list[int]:
         """Offsets in bytes at which the tensors fit one behind the other."""
-        found, place = [], 0
+        offsets, place = [], 0
         for size, count in zip(self.sizes, self.counts, strict=True):
-            found.append(place)
+            offsets.append(place)
             place += -(-size * count // ALIGNMENT) * ALIGNMENT
-        return [*found, place]
+        return [*offsets, place]
 
 
 class QueuedExchange:
@@ -149,26 +149,26 @@ class QueuedExchange:
             else:
                 self.reduce(channel, number, [self._zeros.pointer] * len(step.counts))
 
-    def gather(self, channel: int, number: int, made: Sequence[int]) -> None:
+    def gather(self, channel: int, number: int, addresses: Sequence[int]) -> None:
         """Begin to gather the tensors of a step at these addresses."""
         step, runtime = self._steps[channel][number], self._device.here()
         assert isinstance(step.step, Fetch)
         self._part()
         kinds = step.step.kinds
         for piece in self._mine(step):
-            target = made[piece.tensor] + piece.start * step.sizes[piece.tensor]
+            target = addresses[piece.tensor] + piece.start * step.sizes[piece.tensor]
             source = self._pointer(self._parameters, piece)
             shards.rounded(self._operators, runtime, self._stream, target, source, piece.count, kinds[piece.tensor])
         if self._nccl is not None:
             parts = [
-                (made[piece.tensor] + piece.start * size, piece.count * size, piece.rank)
+                (addresses[piece.tensor] + piece.start * size, piece.count * size, piece.rank)
                 for piece in step.pieces
                 for size in (step.sizes[piece.tensor],)
             ]
             self._nccl.broadcast_parts(parts, self._stream)
         runtime.record(step.done, self._stream)
 
-    def reduce(self, channel: int, number: int, given: Sequence[int]) -> None:
+    def reduce(self, channel: int, number: int, addresses: Sequence[int]) -> None:
         """Begin to sum the gradients of a step, at these addresses, over the ranks, into the shares."""
         step, runtime = self._steps[channel][number], self._device.here()
         self._part()
@@ -181,8 +181,8 @@ class QueuedExchange:
         if self._nccl is not None:
             parts = [
                 (
-                    given[piece.tensor] + piece.start * ITEM,
-                    targets.get(piece, given[piece.tensor]),
+                    addresses[piece.tensor] + piece.start * ITEM,
+                    targets.get(piece, addresses[piece.tensor]),
                     piece.count,
                     piece.rank,
                 )
@@ -190,7 +190,7 @@ class QueuedExchange:
             ]
             self._nccl.reduce_parts(parts, self._stream)
         for piece, arrived in targets.items():
-            source = arrived if self._nccl is not None else given[piece.tensor] + piece.start * ITEM
+            source = arrived if self._nccl is not None else addresses[piece.tensor] + piece.start * ITEM
             target = self._pointer(self._gradients, piece)
             if not self._fresh:
                 shards.added(self._operators, self._stream, target, source, piece.count)
@@ -227,17 +227,17 @@ class _Channel:
     def __init__(self, exchange: QueuedExchange, channel: int) -> None:
         self._exchange, self._channel = exchange, channel
 
-    def begin(self, number: int, made: Sequence[int]) -> None:
+    def begin(self, number: int, addresses: Sequence[int]) -> None:
         with errors_kept():
-            self._exchange.gather(self._channel, number, made)
+            self._exchange.gather(self._channel, number, addresses)
 
     def ready(self, number: int) -> None:
         with errors_kept():
             self._exchange.after(self._channel, number)
 
-    def send(self, number: int, given: Sequence[int], held: int) -> None:
+    def send(self, number: int, addresses: Sequence[int], awaited: int) -> None:
         with errors_kept():
-            if given:
-                self._exchange.reduce(self._channel, number, given)
-            if held >= 0:
-                self._exchange.after(self._channel, held)
+            if addresses:
+                self._exchange.reduce(self._channel, number, addresses)
+            if awaited >= 0:
+                self._exchange.after(self._channel, awaited)

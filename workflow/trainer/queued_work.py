@@ -81,19 +81,19 @@ class QueuedWork:
             return TrainGraph(sessions.open_fastest(context.train_graph))
         assert isinstance(parameters, WholeParameters)
         model, rounded = self._with_rounded(onnx.load(form), parameters)
-        found = None
+        overlap = None
         if context.spec.accumulation == 1 and context.train_graph == context.graphs.train:
             assert isinstance(sync, CudaBuffer)
             elements = context.graphs.elements(context.spec.data.micro_batch)
-            found = overlapped(sessions, ranks, model, context.index, elements, sync)
-        if found is None:
+            overlap = overlapped(sessions, ranks, model, context.index, elements, sync)
+        if overlap is None:
             return TrainGraph(sessions.open(model.SerializeToString()), rounded)
         operators = sessions.operators
         assert operators is not None
-        operators.on_bucket, operators.on_rows = found.sums.ready, found.sums.rows
+        operators.on_bucket, operators.on_rows = overlap.sums.ready, overlap.sums.rows
         if ranks.rank == 0:
-            context.report.note(found.note)
-        return TrainGraph(sessions.open(found.content), rounded, found.sums)
+            context.report.note(overlap.note)
+        return TrainGraph(sessions.open(overlap.content), rounded, overlap.sums)
 
     def _with_rounded(
         self, model: onnx.ModelProto, parameters: WholeParameters
@@ -138,8 +138,8 @@ class QueuedWork:
         """See the protocol. What is queued runs in any case, and must then change nothing."""
         form = guarded(compose(model), multiplied=True, change=change)
         if self._context.sessions.operators is not None:
-            fused, taken = fuse(form)
-            form = fused if taken else form
+            fused, fusions = fuse(form)
+            form = fused if fusions else form
         return form
 
     def squares_graph(self, pieces: int | None = None) -> onnx.ModelProto:
@@ -159,24 +159,24 @@ class QueuedWork:
             form = scalars_in_one(model)[0] if context.sessions.operators is not None else model
             return Binding(context.sessions.open(form.SerializeToString()), self.device)
 
-        found: list[Callable[[], None]] = []
+        runs: list[Callable[[], None]] = []
         if state.count:
             statistics, shape = opened(statistics_graph(context.replicas.world_size)), (state.count,)
             statistics.read_from("statistics", self._buffers.statistics, shape)
             statistics.read_from("state", state, shape)
             statistics.read_from("useful", self.in_tail(USEFUL), (1,))
             statistics.write_to("state.out", state, shape)
-            found.append(self.repeat("the change of the running statistics", statistics.run).run)
+            runs.append(self.repeat("the change of the running statistics", statistics.run).run)
         if self.loss_scale.dynamic:
             sums = {"loss": self.in_tail(0), "weight": self.in_tail(1), "useful": self.in_tail(USEFUL)}
-            found.append(self.repeat("the change of the loss scale", self.loss_scale.adapted(opened, sums).run).run)
-        return found
+            runs.append(self.repeat("the change of the loss scale", self.loss_scale.adapted(opened, sums).run).run)
+        return runs
 
     def obstacle(self, sessions: Sessions, binding: Binding, graphs: Sequence[Path]) -> str:
         """See the protocol."""
         forms = graphs if self._context.spec.resources.cuda_graph else ()
-        found = next(filter(None, (obstacle_in(sessions.fastest_form_of(graph)) for graph in forms)), "")
-        return copied_by(binding) or found
+        obstacle = next(filter(None, (obstacle_in(sessions.fastest_form_of(graph)) for graph in forms)), "")
+        return copied_by(binding) or obstacle
 
     def repeat(self, name: str, run: Callable[[], None], passes: Repetition | None = None) -> Repeated:
         """See the protocol. Captured as a CUDA graph, unless the run file forbids it or there is an obstacle.
@@ -191,10 +191,10 @@ class QueuedWork:
                 self._noted.add(line)
                 self._context.report.note(line)
 
-        wanted = self._context.spec.resources.cuda_graph and passes.sessions.device is self.device
+        capture = self._context.spec.resources.cuda_graph and passes.sessions.device is self.device
         agreement = OverRanks(passes.over) if isinstance(passes.over, NcclCommunicator) else None
         return Repeated(
-            self.device, name, run, note, passes.obstacle, wanted=wanted, agreement=agreement, deferred=passes.deferred
+            self.device, name, run, note, passes.obstacle, wanted=capture, agreement=agreement, deferred=passes.deferred
         )  # fmt: skip
 
 

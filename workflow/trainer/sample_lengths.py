@@ -20,9 +20,9 @@ def lengths_of(dataset: Samples, columns: Mapping[str, str]) -> dict[str, int]:
     """Input -> length of its samples, where all have one axis of that length; `columns` as in the run file."""
     references = {name: ColumnReference(name) for name in dataset.columns}
     references |= {name: parse_reference(text, f"data.train.columns.{name}") for name, text in columns.items()}
-    found = {}
+    lengths = {}
     for name, reference in references.items():
         column = dataset.columns.get(reference.column)
         if column is not None and len(column.shape) == 1 and not column.variable:
-            found[name] = len(range(column.shape[0])[reference.slice])
-    return found
+            lengths[name] = len(range(column.shape[0])[reference.slice])
+    return lengths

@@ -97,7 +97,7 @@ class WholeModelState:
 
     def memory(self, memory: Mapping[str, int]) -> Mapping[str, int]:
         """See the protocol; `checkpoint` are the shares, and the copy that is written."""
-        shares = sum(each.part.count * ITEM for each in self._shares.values())
+        shares = sum(shard.part.count * ITEM for shard in self._shares.values())
         return {**memory, "checkpoint": shares + min(shares, KEPT)}
 
     def end_training(self) -> None:

@@ -76,7 +76,7 @@ class Exchange:
             self._arriving = HostBuffer(np.empty(fetched, np.float32))
         if sent > self._message.size:
             self._message = np.empty(sent, np.float32)
-        listen(self._library, channel, lambda number, given, made: self.run(channel, number, given, made))
+        listen(self._library, channel, lambda number, inputs, outputs: self.run(channel, number, inputs, outputs))
 
     def drop(self, channel: int) -> None:
         """Serve the graph of a channel no more."""
@@ -99,13 +99,13 @@ class Exchange:
         """Number of elements in the message buffers."""
         return self._arriving.count + self._message.size
 
-    def run(self, channel: int, number: int, given: Sequence[int], made: Sequence[int]) -> None:
+    def run(self, channel: int, number: int, inputs: Sequence[int], outputs: Sequence[int]) -> None:
         """Perform a step for a node, whose fp32 inputs and outputs lie at these addresses."""
         step = self._steps[channel][number]
         if isinstance(step.step, Fetch):
-            self._fetch(channel, number, [memory_at(*each) for each in zip(made, step.sizes, strict=True)])
+            self._fetch(channel, number, [memory_at(*place) for place in zip(outputs, step.sizes, strict=True)])
         else:
-            self._send(step, [memory_at(*each) for each in zip(given, step.sizes, strict=True)])
+            self._send(step, [memory_at(*place) for place in zip(inputs, step.sizes, strict=True)])
 
     def take_part(self, channel: int) -> None:
         """Perform all steps of a program without its graph: discards what is fetched, and sends zero gradients."""
@@ -128,7 +128,7 @@ class Exchange:
                 tensors[piece.tensor][piece.start : piece.stop] = self._arriving.array[place : place + piece.count]
             place += piece.count
         following = range(number + 1, len(self._steps[channel]))
-        ahead = next((each for each in following if isinstance(self._steps[channel][each].step, Fetch)), None)
+        ahead = next((later for later in following if isinstance(self._steps[channel][later].step, Fetch)), None)
         if ahead is not None:
             self._begin(channel, ahead)
 
@@ -156,9 +156,9 @@ class Exchange:
                 continue
             place = 0
             for piece in batch:
-                own = self._own(self._gradients, piece)
+                gradient = self._own(self._gradients, piece)
                 with np.errstate(invalid="ignore", over="ignore"):
-                    np.add(own, message[place : place + piece.count], out=own)
+                    np.add(gradient, message[place : place + piece.count], out=gradient)
                 place += piece.count
 
     @staticmethod

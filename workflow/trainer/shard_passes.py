@@ -173,12 +173,12 @@ class ShardPasses:
 
     def in_step(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
         """Yield batches. While another rank has one and this one has none, takes part in the fetches."""
-        left, there = iter(batches), self._context.device.allocate(1, np.float64)
+        remaining, active_ranks = iter(batches), self._context.device.allocate(1, np.float64)
         while True:
-            batch = next(left, None)
-            there.fill(batch is not None)
-            self._context.replicas.all_reduce(there)
-            if not there.read()[0]:
+            batch = next(remaining, None)
+            active_ranks.fill(batch is not None)
+            self._context.replicas.all_reduce(active_ranks)
+            if not active_ranks.read()[0]:
                 return
             if batch is None or not batch.count:
                 self._take_part(EVALUATION)

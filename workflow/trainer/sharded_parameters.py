@@ -22,16 +22,16 @@ Range = tuple[int, int]
 class Held:
     """A rank's slice of a flat buffer: its share of the trained elements, and everything after them."""
 
-    own: Shard
+    shard: Shard
     rest: Buffer
 
     def slice(self, start: int, stop: int) -> Buffer:
         """See `Sliced`."""
         if start == stop:
             return self.rest.slice(0, 0)
-        if start < self.own.count:
-            return self.own.slice(start, stop)
-        return self.rest.slice(start - self.own.count, stop - self.own.count)
+        if start < self.shard.count:
+            return self.shard.slice(start, stop)
+        return self.rest.slice(start - self.shard.count, stop - self.shard.count)
 
 
 class ShardedParameters:
@@ -52,9 +52,9 @@ class ShardedParameters:
 
     def load(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """See the protocol."""
-        trained, own = self._index.trained, self.shard
+        trained, shard = self._index.trained, self.shard
         for entry in self._index:
-            start, stop = (max(own.start, entry.offset), min(own.stop, entry.end))
+            start, stop = (max(shard.start, entry.offset), min(shard.stop, entry.end))
             if entry.offset >= trained:
                 start, stop = entry.offset, entry.end
             if start < stop:
@@ -113,8 +113,8 @@ class ShardedParameters:
         )
 
 
-def _common(one: Range, other: Range) -> Runs:
-    first, last = max(one[0], other[0]), min(one[1], other[1])
+def _common(span: Range, other: Range) -> Runs:
+    first, last = max(span[0], other[0]), min(span[1], other[1])
     if first >= last:
         return NOTHING
     start = np.array([first], np.int64)

@@ -45,10 +45,10 @@ class MomentStore(Protocol):
     def begin(self) -> None:
         """Called before the passes of a step."""
 
-    def runs(self, name: str, mine: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
+    def runs(self, name: str, own_pieces: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
         """Runs of a graph that updates moments. `bind` opens it for some pieces and binds it to their moments."""
 
-    def check_norms(self, graphs: NormGraphs, mine: Sequence[Piece]) -> None:
+    def check_norms(self, graphs: NormGraphs, own_pieces: Sequence[Piece]) -> None:
         """Raise UserError if an optimizer cannot read the norms that it needs."""
 
 
@@ -67,11 +67,11 @@ class ResidentMoments:
     def begin(self) -> None:
         """See the protocol."""
 
-    def runs(self, name: str, mine: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
+    def runs(self, name: str, own_pieces: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
         """See the protocol."""
-        return [work.repeat(name, bind(mine, self.moments).run).run] if mine else []
+        return [work.repeat(name, bind(own_pieces, self.moments).run).run] if own_pieces else []
 
-    def check_norms(self, graphs: NormGraphs, mine: Sequence[Piece]) -> None:
+    def check_norms(self, graphs: NormGraphs, own_pieces: Sequence[Piece]) -> None:
         """See the protocol."""
 
 
@@ -80,11 +80,11 @@ def share_memory(
 ) -> UpdateMemory:
     """The gradients of the elements `span`. `added_up`: those of each micro-batch are, in memory of their own."""
     device, trained, (start, stop) = context.device, context.index.trained, span
-    own = device.allocate(stop - start, np.float32) if added_up else buffers.gradients.slice(start, stop)
+    gradients = device.allocate(stop - start, np.float32) if added_up else buffers.gradients.slice(start, stop)
     # With few parameters and many ranks, a rank without a share scales zeros.
-    scaled = own if own.count else device.allocate(ALIGNMENT, np.float32)
+    scaled = gradients if gradients.count else device.allocate(ALIGNMENT, np.float32)
     scratch = None if added_up or context.spec.accumulation == 1 else device.allocate(trained, np.float32)
-    return UpdateMemory(store.moments, Shard(own, start, trained), scaled, scratch)
+    return UpdateMemory(store.moments, Shard(gradients, start, trained), scaled, scratch)
 
 
 def span_of(context: StepContext) -> Span:
@@ -106,7 +106,7 @@ def note_shares(context: StepContext, memory: UpdateMemory, buffers: StepBuffers
     )
     if zero == 2:
         formula, share_of = (f"({trained} + {trained} / {ranks} ranks)", 1 / ranks) if added_up else (str(trained), 0)
-        allocated = buffers.gradients.count + (memory.own.part.count if added_up else 0)
+        allocated = buffers.gradients.count + (memory.gradients.part.count if added_up else 0)
         line += (
             f"; gradients {ITEM} bytes x {formula} = {ITEM * trained * (1 + share_of):.0f} bytes, "
             f"{allocated * ITEM} allocated on rank 0"
@@ -143,24 +143,24 @@ class ShareUpdate:
         self.scaling, cleanly = bound_scaling(context, scaling, memory.scaled, work)
         self.scaling.read_from("squares", self._squares, (1,))
         train = context.spec.train
-        whole = segments_of(train, context.index)
-        mine = pieces(whole, memory.own.start, memory.own.stop)
+        segments = segments_of(train, context.index)
+        own_pieces = pieces(segments, memory.gradients.start, memory.gradients.stop)
         rule = OPTIMIZERS[train.optimizer.name]
         # Rules that read shapes have their tensors whole on each rank (`spec.checks`): there is nothing to add up.
         if rule.whole_tensors and not rule.shapes:
-            graphs = norm_graphs(train.optimizer, whole)
+            graphs = norm_graphs(train.optimizer, segments)
             self.skips_cleanly = cleanly and not graphs.keeps_changes
-            self._updates = self._by_norms(graphs, mine, len(whole))
+            self._updates = self._by_norms(graphs, own_pieces, len(segments))
             return
         self.skips_cleanly, self._updates = cleanly, []
 
-        def bind(some: Sequence[Piece], moments: Moments) -> Binding:
-            model = optimizer_graph(train.optimizer, some, kernels=work.own_kernels)
-            return binder.bind(self._open(model), some, moments)
+        def bind(subset: Sequence[Piece], moments: Moments) -> Binding:
+            model = optimizer_graph(train.optimizer, subset, kernels=work.own_kernels)
+            return binder.bind(self._open(model), subset, moments)
 
-        for group, some in by_thaw(mine).items():
-            runs = store.runs("the update", some, bind, work)
-            self._updates += [thawing(thaw, group, some, run, binder) for run in runs]
+        for group, group_pieces in by_thaw(own_pieces).items():
+            runs = store.runs("the update", group_pieces, bind, work)
+            self._updates += [thawing(thaw, group, group_pieces, run, binder) for run in runs]
 
     def _open(self, model: onnx.ModelProto, change: str = GRADIENTS) -> onnxruntime.InferenceSession:
         """A session of a graph of the update. Pieces of one length and one weight decay share one."""
@@ -172,54 +172,54 @@ class ShareUpdate:
 
     def _squaring(self, counted: Sequence[Span] | None) -> Callable[[], None]:
         """The squares of this rank's gradients."""
-        own, scaled, work = self.memory.own, self.memory.scaled, self._work
+        gradients, scaled, work = self.memory.gradients, self.memory.scaled, self._work
         if counted is not None and not counted:
             return lambda: self._squares.fill(0)
         model = work.squares_graph(None if counted is None else len(counted))
         squaring = Binding(self._open(model), self._context.device)
         squaring.read_from("gradients", scaled, (scaled.count,))
         for number, (start, stop) in enumerate(counted or ()):
-            squaring.read_from(f"piece.{number}", own.slice(start, stop), (stop - start,))
+            squaring.read_from(f"piece.{number}", gradients.slice(start, stop), (stop - start,))
         squaring.write_to("squares", self._squares, (1,))
         return work.repeat("the norm of the gradient", squaring.run).run
 
-    def _by_norms(self, graphs: NormGraphs, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
+    def _by_norms(self, graphs: NormGraphs, own_pieces: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
         """Norms are of whole tensors, and a rank may have a piece of one: their squares are summed over the ranks."""
-        self._store.check_norms(graphs, mine)
-        binder, own, work = self._binder, self.memory.own, self._work
+        self._store.check_norms(graphs, own_pieces)
+        binder, gradients, work = self._binder, self.memory.gradients, self._work
         sums = self._context.device.allocate(len(graphs.norms) * tensors, np.float64)
         add: list[Callable[[], None]] = [lambda: sums.fill(0), lambda: self._reduction.sum_norms(sums)]
-        if not mine:
+        if not own_pieces:
             return add
         places = {name: number * tensors for number, name in enumerate(graphs.norms)}
 
-        def tie_changes(some: Sequence[Piece], tie: Callable[[str, Buffer, tuple[int, ...]], None]) -> None:
-            for number, piece in enumerate(some if graphs.keeps_changes else ()):
-                tie(f"change.{number}", own.slice(piece.start, piece.stop), (piece.count,))
+        def tie_changes(subset: Sequence[Piece], tie: Callable[[str, Buffer, tuple[int, ...]], None]) -> None:
+            for number, piece in enumerate(subset if graphs.keeps_changes else ()):
+                tie(f"change.{number}", gradients.slice(piece.start, piece.stop), (piece.count,))
 
-        def bind_first(some: Sequence[Piece], moments: Moments) -> Binding:
-            first = binder.bind(self._open(graphs.first(some)), some, moments)
-            tie_changes(some, first.write_to)
+        def bind_first(subset: Sequence[Piece], moments: Moments) -> Binding:
+            first = binder.bind(self._open(graphs.first(subset)), subset, moments)
+            tie_changes(subset, first.write_to)
             for name, place in places.items():
-                start = place + some[0].number
-                first.write_to(name, sums.slice(start, start + len(some)), (len(some),))
+                start = place + subset[0].number
+                first.write_to(name, sums.slice(start, start + len(subset)), (len(subset),))
             return first
 
-        def bind_second(some: Sequence[Piece], moments: Moments) -> Binding:
-            form = self._open(graphs.second(some, tensors), CHANGES if graphs.keeps_changes else GRADIENTS)
-            second = binder.bind(form, some, moments)
-            tie_changes(some, second.read_from)
+        def bind_second(subset: Sequence[Piece], moments: Moments) -> Binding:
+            form = self._open(graphs.second(subset, tensors), CHANGES if graphs.keeps_changes else GRADIENTS)
+            second = binder.bind(form, subset, moments)
+            tie_changes(subset, second.read_from)
             for name, place in places.items():
                 second.read_from(name, sums.slice(place, place + tensors), (tensors,))
             return second
 
         moments = self.memory.moments
         if graphs.keeps_changes:
-            first = self._store.runs("the change", mine, bind_first, work)
-            second: list[Callable[[], None]] = [work.repeat("the update", bind_second(mine, moments).run).run]
+            first = self._store.runs("the change", own_pieces, bind_first, work)
+            second: list[Callable[[], None]] = [work.repeat("the update", bind_second(own_pieces, moments).run).run]
         else:
-            first = [work.repeat("the norms", bind_first(mine, moments).run).run]
-            second = self._store.runs("the update", mine, bind_second, work)
+            first = [work.repeat("the norms", bind_first(own_pieces, moments).run).run]
+            second = self._store.runs("the update", own_pieces, bind_second, work)
         return [add[0], *first, add[1], *second]
 
     def begin(self) -> None:

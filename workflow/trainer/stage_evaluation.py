@@ -23,7 +23,7 @@ from ortflow.workflow.trainer.stage_wire import Arrival, Wire
 class _Chunk:
     stage: Stage
     binding: Binding
-    made: list[str]
+    outputs: list[str]
 
 
 class StageEvaluation:
@@ -47,9 +47,9 @@ class StageEvaluation:
         """Outputs that are for no other stage."""
         for stage in stages.of_rank(pipeline.rank):
             binding = bind(sessions.open(stages.eval(stage.number)))
-            made = sorted({value.name for value in stage.eval_sends} & binding.outputs)
-            self.metrics |= binding.outputs.difference(made)
-            self._chunks.append(_Chunk(stage, binding, made))
+            outputs = sorted({value.name for value in stage.eval_sends} & binding.outputs)
+            self.metrics |= binding.outputs.difference(outputs)
+            self._chunks.append(_Chunk(stage, binding, outputs))
         self._sent: list[Arrival] = []
 
     def run(self, batch: MicroBatch, feed: Callable[[Binding], None]) -> None:
@@ -67,9 +67,9 @@ class StageEvaluation:
                 arrived = self._wire.receive(link, values, batch, (number - 1) % self._ranks).wait()
             give(chunk.binding, arrived)
             feed(chunk.binding)
-            made = chunk.binding.run_for(chunk.made)
+            outputs = chunk.binding.run_for(chunk.outputs)
             chunk.binding.release(arrived)
-            present = {**arrived, **{name: held(value, self._device) for name, value in made.items()}}
+            present = {**arrived, **{name: held(value, self._device) for name, value in outputs.items()}}
             if number < len(self._stages.stages) - 1:
                 to, link = (number + 1) % self._ranks, ("eval", number)
                 self._sent.append(self._wire.send(link, chunk.stage.eval_sends, present, batch, to))

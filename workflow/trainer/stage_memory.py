@@ -37,8 +37,8 @@ def held(value: onnxruntime.OrtValue, device: Device) -> Held:
 
 def give(binding: Binding, values: Mapping[str, Held]) -> None:
     """Bind values to the inputs of a graph."""
-    for name, each in values.items():
-        binding.read_from(name, each.buffer, each.shape, each.element)
+    for name, value in values.items():
+        binding.read_from(name, value.buffer, value.shape, value.element)
 
 
 def handed_out(outputs: Iterable[str], index: FlatIndex) -> list[str]:
@@ -98,10 +98,10 @@ class GradientSums:
         self._to_add = [self._pairs(name for name in trained if name not in fresh), self._pairs(trained)]
 
     def _pairs(self, names: Iterable[str]) -> list[tuple[Buffer, Buffer]]:
-        found = list(runs(self._index, list(names))) if self._scratch is not None else []
+        spans = list(runs(self._index, list(names))) if self._scratch is not None else []
         scratch = self._scratch
-        assert scratch is not None or not found
-        return [(self._gradients.slice(a, b), scratch.slice(a, b)) for a, b in found if scratch is not None]
+        assert scratch is not None or not spans
+        return [(self._gradients.slice(a, b), scratch.slice(a, b)) for a, b in spans if scratch is not None]
 
     def tie(self, binding: Binding, *, first: bool) -> None:
         """Bind a graph's gradients for the first pass of a step, or for a further one."""

@@ -163,9 +163,11 @@ class StageGraphs:
 def shapes_of_all(evaluations: Sequence[Binding], pipeline: Communicator) -> Shapes:
     """The shapes of the metrics' sums, which the last stage computes. Raises UserError if another stage has some."""
     shapes = {name: shape for each in evaluations for name, shape in metric_shapes(each).items()}
-    found = pipeline.gather({name: shapes[name] for name in sorted(shapes)})
-    fault = None if found is None else next((min(each) for each in found[:-1] if each), None)
-    result: tuple[Shapes, str | None] = pipeline.broadcast_object((found[-1], fault) if found is not None else None)
+    stage_shapes = pipeline.gather({name: shapes[name] for name in sorted(shapes)})
+    fault = None if stage_shapes is None else next((min(each) for each in stage_shapes[:-1] if each), None)
+    result: tuple[Shapes, str | None] = pipeline.broadcast_object(
+        (stage_shapes[-1], fault) if stage_shapes is not None else None
+    )
     if result[1] is not None:
         raise UserError(
             f"the value {result[1]!r} is computed in a stage before the last one, whose sums are not read",

@@ -67,12 +67,12 @@ class StageRunner:
         self._slots: Slots | None = None
         self._shapes: tuple[object, object] = None, None
         """Shapes of the micro-batches of the last step, if they are all alike, and those that the slots are for."""
-        mine = stages.of_rank(self.rank)
+        own_stages = stages.of_rank(self.rank)
         # The last chunk's backward pass is the first of all: what it has a gradient of, other chunks add to.
-        first = {name: number for number, stage in enumerate(mine) for name in stage.trained}
+        first = {name: number for number, stage in enumerate(own_stages) for name in stage.trained}
         self.chunks = [
             self._open(stage, {name for name in stage.trained if first[name] == number})
-            for number, stage in enumerate(mine)
+            for number, stage in enumerate(own_stages)
         ]
         trained = [entry for entry in index if entry.end <= gradients.count and entry.name not in first]
         self._unwritten = [gradients.slice(entry.offset, entry.end) for entry in trained]
@@ -84,43 +84,43 @@ class StageRunner:
 
         def binder(session: onnxruntime.InferenceSession) -> Callable[[bool], Binding]:
             def bind(first: bool) -> Binding:
-                made = self._bind(session, self._gradients)
-                sums.tie(made, first=first)
-                return made
+                binding = self._bind(session, self._gradients)
+                sums.tie(binding, first=first)
+                return binding
 
             return bind
 
         ways = (True, False) if self._scratch is not None else (True,)
         session = self._sessions.open_fastest(stages.forward(number))
-        made = handed_out((output.name for output in session.get_outputs()), self._index)
+        outputs = handed_out((output.name for output in session.get_outputs()), self._index)
 
         def bind_forward() -> Binding:
             return self._bind(session, self._gradients)
 
-        forward = Pool(bind_forward, made)
+        forward = Pool(bind_forward, outputs)
         bind_backward = bind_both = binder(session)
         backward: list[Binding] = []
         if stages.backward(number).exists():
             bind_backward = binder(self._sessions.open_fastest(stages.backward(number)))
             backward = [bind_backward(first) for first in ways]
-        both: list[Binding] = []
+        joined: list[Binding] = []
         if number == len(stages.stages) - 1 and self._kind != "gpipe":
             bind_both = binder(self._sessions.open_fastest(stages.both(number)))
-            both = [bind_both(first) for first in ways]
-        return Chunk(stage, forward, made, backward, both, sums, bind_forward, bind_backward, bind_both)
+            joined = [bind_both(first) for first in ways]
+        return Chunk(stage, forward, outputs, backward, joined, sums, bind_forward, bind_backward, bind_both)
 
     def graphs(self) -> list[Path]:
         """The graphs of this rank's passes."""
-        made = [
+        paths = [
             path(chunk.stage.number)
             for chunk in self.chunks
             for path in (self.stages.forward, self.stages.backward, self.stages.both)
         ]
-        return [path for path in made if path.exists()]
+        return [path for path in paths if path.exists()]
 
     def reads(self, name: str) -> bool:
         """Whether a graph of this rank has an input of this name."""
-        return any(name in each.inputs for chunk in self.chunks for each in (*chunk.backward, *chunk.both))
+        return any(name in binding.inputs for chunk in self.chunks for binding in (*chunk.backward, *chunk.joined))
 
     def run(
         self,
@@ -150,13 +150,13 @@ class StageRunner:
         kind = frozenset(signature(batch) for batch, _ in work), len(work)
         self.wire.pass_through_host(through=kind not in self._run_before)
         self._run_before.add(kind)
-        given = self, actions, work, feed, before_forward, after_loss
+        arguments = self, actions, work, feed, before_forward, after_loss
         slots = self._slots_for(work)
-        step, start = Step(*given) if slots is None else slots.step(*given), time.perf_counter()
+        step, start = Step(*arguments) if slots is None else slots.step(*arguments), time.perf_counter()
         step.run()
         if self._timed:
-            taken = time.perf_counter() - start
-            self.seconds, self.busy = self.seconds + taken, self.busy + taken - step.waited
+            elapsed = time.perf_counter() - start
+            self.seconds, self.busy = self.seconds + elapsed, self.busy + elapsed - step.waited
         self.ahead, self._timed = AHEAD, True
 
     def forget_seconds(self) -> None:
@@ -172,12 +172,12 @@ class StageRunner:
             return None
         shapes = {signature(batch) for batch, _ in work}
         last, fitting = self._shapes
-        mine = next(iter(shapes)) if len(shapes) == 1 else None
-        if mine is not None and mine == last != fitting:
+        current = next(iter(shapes)) if len(shapes) == 1 else None
+        if current is not None and current == last != fitting:
             self.forget_slots()
-            fitting, self._slots = mine, Slots(self.chunks, self.repeat)
-        self._shapes = mine, fitting
-        return self._slots if mine is not None and mine == fitting else None
+            fitting, self._slots = current, Slots(self.chunks, self.repeat)
+        self._shapes = current, fitting
+        return self._slots if current is not None and current == fitting else None
 
     def prepare(self) -> None:
         """Capture passes that will be repeated; called where no message is awaited."""

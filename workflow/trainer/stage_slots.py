@@ -37,7 +37,7 @@ class Slot:
         """What arrives for the forward pass; filled by `Wire.receive`."""
         self.from_next: dict[str, Held] = {}
         """What arrives for the backward pass."""
-        self.made: dict[str, Held] = {}
+        self.outputs: dict[str, Held] = {}
         """What the forward pass makes."""
         self._back: dict[str, Held] = {}
         """Gradients that go to the stage before."""
@@ -62,14 +62,20 @@ class Slot:
         binding = self.chunk.bind_forward()
         give(binding, self.received)
         start(binding)
-        made = binding.run_for(self.chunk.made)
+        values = binding.run_for(self.chunk.outputs)
         self._memory_taken()
-        self.made = {name: held(value, device) for name, value in made.items()}
-        binding.keep(made)
+        self.outputs = {name: held(value, device) for name, value in values.items()}
+        binding.keep(values)
         self._forward = binding, self._repeat("the forward pass of a stage", binding.run, binding)
 
     def backward(
-        self, start: Callable[[Binding], None], wire: Wire, shapes: Mapping[str, Shape], *, both: bool, first: bool
+        self,
+        start: Callable[[Binding], None],
+        wire: Wire,
+        shapes: Mapping[str, Shape],
+        *,
+        with_forward: bool,
+        first: bool,
     ) -> dict[str, Held]:
         """Run a graph that makes gradients.
 
@@ -81,7 +87,7 @@ class Slot:
             Has memory.
         shapes
             Of the values that this stage received.
-        both
+        with_forward
             Whether the graph contains the forward pass.
         first
             Whether this is the first micro-batch of the step.
@@ -91,21 +97,21 @@ class Slot:
         dict
             The gradients that this rank may send back.
         """
-        key = both, first
+        key = with_forward, first
         if key not in self._backward:
-            self._backward[key] = self._bind_backward(wire, shapes, both=both, first=first)
+            self._backward[key] = self._bind_backward(wire, shapes, with_forward=with_forward, first=first)
         binding, repeated = self._backward[key]
         start(binding)
         repeated.run(binding.fed)
         return {**self.from_next, **self._back}
 
     def _bind_backward(
-        self, wire: Wire, shapes: Mapping[str, Shape], *, both: bool, first: bool
+        self, wire: Wire, shapes: Mapping[str, Shape], *, with_forward: bool, first: bool
     ) -> tuple[Binding, Repeated]:
         chunk = self.chunk
-        binding = (chunk.bind_both if both else chunk.bind_backward)(first)
-        give(binding, {**self.received, **self.made})
-        give(binding, {gradient_from_next(name): each for name, each in self.from_next.items()})
+        binding = (chunk.bind_both if with_forward else chunk.bind_backward)(first)
+        give(binding, {**self.received, **self.outputs})
+        give(binding, {gradient_from_next(name): gradient for name, gradient in self.from_next.items()})
         for value in chunk.stage.receives:
             name = value.name
             if value.gradient and name not in chunk.stage.passed:
@@ -117,14 +123,14 @@ class Slot:
             binding.run()
             chunk.sums.add(first=first)
 
-        passes = "both passes of a stage" if both else "the backward pass of a stage"
+        passes = "both passes of a stage" if with_forward else "the backward pass of a stage"
         return binding, self._repeat(passes, run, binding)
 
     @property
     def passes(self) -> list[Repeated]:
         """What is repeated here."""
-        found = [self._forward] if self._forward is not None else []
-        return [repeated for _, repeated in (*found, *self._backward.values())]
+        forward = [self._forward] if self._forward is not None else []
+        return [repeated for _, repeated in (*forward, *self._backward.values())]
 
 
 class Slots:
@@ -139,10 +145,10 @@ class Slots:
 
     def take(self, chunk: int) -> Slot:
         """A free slot of a chunk, or a new one."""
-        free, slots = self._free[chunk], self._all[chunk]
-        if free:
-            number = min(free)
-            free.remove(number)
+        unused, slots = self._free[chunk], self._all[chunk]
+        if unused:
+            number = min(unused)
+            unused.remove(number)
             return slots[number]
         slots.append(Slot(self._chunks[chunk], self._repeat, self.forget))
         return slots[-1]
@@ -151,9 +157,9 @@ class Slots:
         """Whatever is queued from now on may overwrite the slot."""
         self._free[chunk].append(self._all[chunk].index(slot))
 
-    def step(self, *given: Any) -> SlotStep:
+    def step(self, *arguments: Any) -> SlotStep:
         """A step on these slots."""
-        return SlotStep(self, *given)
+        return SlotStep(self, *arguments)
 
     def prepare(self) -> None:
         """Capture the passes that have run often enough."""
@@ -181,8 +187,8 @@ class Slots:
 class SlotStep(Step):
     """A step on slots; see the module."""
 
-    def __init__(self, slots: Slots, *given: Any) -> None:
-        super().__init__(*given)
+    def __init__(self, slots: Slots, *arguments: Any) -> None:
+        super().__init__(*arguments)
         self._slots = slots
         self._taken: dict[tuple[int, int], Slot] = {}
         """Chunk and micro-batch -> slot."""
@@ -221,7 +227,7 @@ class SlotStep(Step):
         if message is None:
             self._after_loss()
             return
-        batch, values = self._work[action.micro_batch][0], {**slot.received, **slot.made}
+        batch, values = self._work[action.micro_batch][0], {**slot.received, **slot.outputs}
         self._sent[message] = self._wire.send(message.link, slot.chunk.stage.sends, values, batch, message.receiver[0])
 
     def _both(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
@@ -243,7 +249,7 @@ class SlotStep(Step):
         stage, batch = slot.chunk.stage, self._work[action.micro_batch][0]
         shapes = self._received_shapes(stage, batch)
         start = self._begin(action, forward=forward)
-        gradients = slot.backward(start, self._wire, shapes, both=forward, first=not action.micro_batch)
+        gradients = slot.backward(start, self._wire, shapes, with_forward=forward, first=not action.micro_batch)
         self._send_from(slot, place, gradients)
 
     def _send_from(self, slot: Slot, place: int, gradients: Mapping[str, Held]) -> None:

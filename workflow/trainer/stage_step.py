@@ -35,11 +35,11 @@ class Chunk:
 
     stage: Stage
     forward: Pool
-    made: list[str]
+    outputs: list[str]
     """What the forward graph makes for later stages and for the backward pass."""
     backward: list[Binding]
     """For the first micro-batch of a step, and for the others; empty if nothing up to here is trained."""
-    both: list[Binding]
+    joined: list[Binding]
     """The two passes as one graph, likewise; of the last stage alone."""
     sums: GradientSums
     bind_forward: Callable[[], Binding]
@@ -65,9 +65,9 @@ class Step:
         self._before_forward, self._after_loss = before_forward, after_loss
         self._device: Device = runner.device
         self._wire, self._actions = runner.wire, actions[runner.rank]
-        mine = traffic(actions, len(runner.stages.stages))[runner.rank]
-        self._arriving, self._leaving = mine.arriving, mine.leaving
-        self._to_post = sorted(mine.arriving)
+        own_traffic = traffic(actions, len(runner.stages.stages))[runner.rank]
+        self._arriving, self._leaving = own_traffic.arriving, own_traffic.leaving
+        self._to_post = sorted(own_traffic.arriving)
         self._posted: dict[int, Arrival] = {}
         self.waited = 0.0
         """Seconds in which this rank waited for messages."""
@@ -95,8 +95,8 @@ class Step:
     def _is_followed_by_backward(self, place: int) -> bool:
         """Whether the two passes of a micro-batch through the last stage run one behind the other, in one graph."""
         action, following = self._actions[place], self._actions[place + 1]
-        whole = bool(self._runner.chunks[action.chunk].both)
-        return whole and following == Action("backward", action.micro_batch, action.chunk)
+        is_joined = bool(self._runner.chunks[action.chunk].joined)
+        return is_joined and following == Action("backward", action.micro_batch, action.chunk)
 
     def _await(self, place: int) -> dict[str, Held]:
         """What an action needs of another rank; posts the receives of the next ones."""
@@ -107,7 +107,9 @@ class Step:
         arrived = self._wait(self._posted.pop(place))
         # The sender has received everything that it needed before: those sends are over, and their memory is free.
         rank, sent_at = message.sender
-        for sent in [each for each in self._sent if each.receiver[0] == rank and each.receiver[1] <= sent_at]:
+        for sent in [
+            earlier for earlier in self._sent if earlier.receiver[0] == rank and earlier.receiver[1] <= sent_at
+        ]:
             self._wait(self._sent.pop(sent))
         return arrived
 
@@ -157,9 +159,9 @@ class Step:
         chunk = self._runner.chunks[action.chunk]
         binding = chunk.forward.take()
         self._start(binding, action, chunk.stage, arrived)
-        made = binding.run_for(chunk.made)
+        outputs = binding.run_for(chunk.outputs)
         binding.release(arrived)
-        values = {**arrived, **{name: held(value, self._device) for name, value in made.items()}}
+        values = {**arrived, **{name: held(value, self._device) for name, value in outputs.items()}}
         message = self._leaving.get(place)
         if message is None:
             self._after_loss()
@@ -167,12 +169,12 @@ class Step:
             batch, to = self._work[action.micro_batch][0], message.receiver[0]
             self._sent[message] = self._wire.send(message.link, chunk.stage.sends, values, batch, to)
         read = chunk.backward[0].inputs if chunk.backward else set[str]()
-        kept = {name: each for name, each in values.items() if name in read}
-        self._kept[action.chunk, action.micro_batch] = binding, kept
+        read_values = {name: activation for name, activation in values.items() if name in read}
+        self._kept[action.chunk, action.micro_batch] = binding, read_values
 
     def _both(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
         chunk = self._runner.chunks[action.chunk]
-        binding = chunk.both[min(action.micro_batch, len(chunk.both) - 1)]
+        binding = chunk.joined[min(action.micro_batch, len(chunk.joined) - 1)]
         self._start(binding, action, chunk.stage, arrived)
         self._run_back(place + 1, action, binding, {})
         binding.release(arrived)
@@ -180,14 +182,14 @@ class Step:
 
     def _backward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
         chunk = self._runner.chunks[action.chunk]
-        memory, kept = self._kept.pop((action.chunk, action.micro_batch))
+        memory, read_values = self._kept.pop((action.chunk, action.micro_batch))
         if chunk.backward:
             binding = chunk.backward[min(action.micro_batch, len(chunk.backward) - 1)]
-            gradients = {gradient_from_next(name): each for name, each in arrived.items()}
-            give(binding, {**kept, **gradients})
+            gradients = {gradient_from_next(name): gradient for name, gradient in arrived.items()}
+            give(binding, {**read_values, **gradients})
             self._feed(binding, *self._work[action.micro_batch])
             self._run_back(place, action, binding, arrived)
-            binding.release([*kept, *gradients])
+            binding.release([*read_values, *gradients])
         else:
             self._send_back(place, chunk.stage, arrived)
         self._await_sent(action)
@@ -199,7 +201,9 @@ class Step:
         Where no gradient comes back, they may not have been received yet.
         """
         link = ("forward", self._runner.chunks[action.chunk].stage.number)
-        for sent in [each for each in self._sent if each.link == link and each.micro_batch == action.micro_batch]:
+        for sent in [
+            message for message in self._sent if message.link == link and message.micro_batch == action.micro_batch
+        ]:
             self._wait(self._sent.pop(sent))
 
     def _run_back(
@@ -211,15 +215,15 @@ class Step:
     ) -> None:
         """Run a graph that makes gradients, and send those of what the stage received."""
         chunk, batch = self._runner.chunks[action.chunk], self._work[action.micro_batch][0]
-        stage, made = chunk.stage, dict[str, Held]()
+        stage, outputs = chunk.stage, dict[str, Held]()
         shapes = self._received_shapes(stage, batch)
         for value in stage.receives:
             if value.gradient and value.name not in stage.passed:
-                mine = made[value.name] = self._wire.memory.take(shapes[value.name], value.dtype)
-                binding.write_to(gradient_of(value.name), mine.buffer, mine.shape)
+                gradient = outputs[value.name] = self._wire.memory.take(shapes[value.name], value.dtype)
+                binding.write_to(gradient_of(value.name), gradient.buffer, gradient.shape)
         binding.run()
         chunk.sums.add(first=not action.micro_batch)
-        self._send_back(place, stage, {**arrived, **made})
+        self._send_back(place, stage, {**arrived, **outputs})
 
     def _received_shapes(self, stage: Stage, batch: MicroBatch) -> Mapping[str, Shape]:
         """Shapes of the values that a stage has received for a micro-batch."""

@@ -53,9 +53,9 @@ class Wire:
         self.memory = BufferPool(device)
         ranks = pipeline.world_size
         ends = [(number % ranks, (number + 1) % ranks, number) for number in range(stages - 1)]
-        forward = [(here, following, self._tag(("forward", number))) for here, following, number in ends]
-        backward = [(following, here, self._tag(("backward", number + 1))) for here, following, number in ends]
-        pipeline.connect_links([*forward, *backward], beside=True)
+        forward = [(rank, following, self._tag(("forward", number))) for rank, following, number in ends]
+        backward = [(following, rank, self._tag(("backward", number + 1))) for rank, following, number in ends]
+        pipeline.connect_links([*forward, *backward], during_passes=True)
         self._shapes: dict[tuple[Link, object], list[Shape]] = {}
 
     def pass_through_host(self, *, through: bool) -> None:
@@ -68,7 +68,7 @@ class Wire:
         self._comm = StagedCommunicator(below) if through and below is not None else self._linked
 
     def send(
-        self, link: Link, values: Sequence[Value], held: Mapping[str, Held], batch: MicroBatch, to: int
+        self, link: Link, values: Sequence[Value], held_values: Mapping[str, Held], batch: MicroBatch, to: int
     ) -> Arrival:
         """Begin to send activations.
 
@@ -77,25 +77,25 @@ class Wire:
         UserError
             If their shapes differ from those of an earlier batch of the same shapes.
         """
-        key, shapes = (link, signature(batch)), [held[value.name].shape for value in values]
+        key, shapes = (link, signature(batch)), [held_values[value.name].shape for value in values]
         requests = []
         if key not in self._shapes:
             self._shapes[key] = shapes
             header = HostBuffer(_packed(values, shapes))
             requests.append(self._comm.start_send(header, to, self._tag(link, 1)))
-        for value, shape, known in zip(values, shapes, self._shapes[key], strict=True):
-            if shape != known:
+        for value, shape, known_shape in zip(values, shapes, self._shapes[key], strict=True):
+            if shape != known_shape:
                 raise UserError(
-                    f"{value.name!r} has the shape {list(shape)}, and {list(known)} in another batch of the same"
+                    f"{value.name!r} has the shape {list(shape)}, and {list(known_shape)} in another batch of the same"
                     " shapes, so it cannot go from one stage to the next",
                     where="parallel.cuts",
                     fix="cut the model elsewhere",
                 )
-        return self._start_send(link, values, held, to, requests)
+        return self._start_send(link, values, held_values, to, requests)
 
-    def send_gradients(self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int) -> Arrival:
+    def send_gradients(self, link: Link, values: Sequence[Value], held_values: Mapping[str, Held], to: int) -> Arrival:
         """Begin to send the gradients of activations, which have the activations' shapes."""
-        return self._start_send(link, values, held, to, [])
+        return self._start_send(link, values, held_values, to, [])
 
     def knows(self, activations: Link, batch: MicroBatch) -> bool:
         """Whether the shapes of a link's values are known before they are sent."""
@@ -137,10 +137,10 @@ class Wire:
         return self._start_receive(link, values, [shapes[value.name] for value in values], source, into)
 
     def _start_send(
-        self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int, requests: Sequence[Request]
+        self, link: Link, values: Sequence[Value], held_values: Mapping[str, Held], to: int, requests: Sequence[Request]
     ) -> Arrival:
-        sent = {value.name: held[value.name] for value in values}
-        started = [self._comm.start_send(each.buffer, to, self._tag(link)) for each in sent.values()]
+        sent = {value.name: held_values[value.name] for value in values}
+        started = [self._comm.start_send(tensor.buffer, to, self._tag(link)) for tensor in sent.values()]
         return Arrival(sent, [*requests, *started])
 
     def _start_receive(

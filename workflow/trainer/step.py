@@ -111,27 +111,27 @@ class GraphTrainer(Trainer):
     def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Set what this rank holds of every tensor to the values given by name."""
         self.parameters.load(tensors)
-        if (both := self._averaged_here()) is not None:
-            weights, average = both
+        if (pair := self._averaged_here()) is not None:
+            weights, average = pair
             average.copy_from(weights)
 
     def _averaged_here(self) -> tuple[Buffer, Buffer] | None:
         """The weights that this rank averages, and their average; None if the run has none."""
-        average, here = self._moments.get(BUFFER), self.parameters.here
+        average, weights = self._moments.get(BUFFER), self.parameters.here
         if average is None:
             return None
         if isinstance(average, Shard):
-            return here.slice(average.start, average.stop), average.part
-        return here.slice(0, average.count), average
+            return weights.slice(average.start, average.stop), average.part
+        return weights.slice(0, average.count), average
 
     def exchange_average(self) -> None:
         """See `Averaging`. What several ranks hold has the same bits on all of them, as after an update."""
-        if (both := self._averaged_here()) is None:
+        if (pair := self._averaged_here()) is None:
             return
         if self._training is not None:
             self.parts.reduction.settle()
         self._before_change()
-        exchange(*both)
+        exchange(*pair)
         if self._training is not None:
             self.parts.reduction.gather_parameters()
 
@@ -143,11 +143,11 @@ class GraphTrainer(Trainer):
         """See the protocol: that of the undivided graphs, and the layout of a divided model."""
         from ortflow.workflow.trainer.environment import environment_of
 
-        found = environment_of(self._graphs, self.context.spec.kernels, self.context.sessions)
+        record = environment_of(self._graphs, self.context.spec.kernels, self.context.sessions)
         if self._ranks is not None:
             grid = self._ranks.grid
-            found[LAYOUT] = f"data {grid.data} x pipeline {grid.pipeline} x horizontal {grid.horizontal}"
-        return found
+            record[LAYOUT] = f"data {grid.data} x pipeline {grid.pipeline} x horizontal {grid.horizontal}"
+        return record
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
         """See the protocol."""

@@ -25,9 +25,9 @@ LARGEST = 1 << 23
 """Elements of a piece: 32 MB of each moment, which a copy needs to run at the full rate of the bus."""
 
 
-def groups_of(pieces: Sequence[Piece], *, whole: bool, largest: int = LARGEST) -> list[list[Piece]]:
-    """Consecutive pieces of at most `largest` elements together; with `whole`, none is cut, however long. Pure."""
-    if not whole:
+def groups_of(pieces: Sequence[Piece], *, uncut: bool, largest: int = LARGEST) -> list[list[Piece]]:
+    """Consecutive pieces of at most `largest` elements together; with `uncut`, none is cut, however long. Pure."""
+    if not uncut:
         starts = ((piece, start) for piece in pieces for start in range(piece.start, piece.stop, largest))
         return [[replace(piece, start=start, stop=min(start + largest, piece.stop))] for piece, start in starts]
     groups: list[list[Piece]] = []
@@ -62,7 +62,7 @@ class Streamed:
         start, stop, self._count = span
         self._device = device
         self._host = {name: PinnedBuffer.zeros(device, stop - start, np.float32) for name in names}
-        self.moments = {name: Shard(each, start, self._count) for name, each in self._host.items()}
+        self.moments = {name: Shard(moment, start, self._count) for name, moment in self._host.items()}
         self.spans = [(group[0].start, group[-1].stop) for group in groups]
         longest = max((last - first for first, last in self.spans), default=0)
         self._slots = [
@@ -81,7 +81,7 @@ class Streamed:
     @property
     def size(self) -> int:
         """Bytes of host memory."""
-        return sum(each.count * each.dtype.itemsize for each in self._host.values())
+        return sum(moment.count * moment.dtype.itemsize for moment in self._host.values())
 
     def here(self, number: int) -> Mapping[str, Shard]:
         """Where on the GPU the moments of a group are while it is updated."""
@@ -107,8 +107,8 @@ class Streamed:
             self._copy(number, TO_HOST, self._leaving)
             runtime.record(self._free[slot], self._leaving)
             self._fetch()
-        for each in self._host.values():
-            each.copied(self._leaving)
+        for moment in self._host.values():
+            moment.copied(self._leaving)
 
     def _fetch(self) -> None:
         if self._fetched < len(self.spans):
@@ -121,9 +121,11 @@ class Streamed:
 
     def _copy(self, number: int, direction: int, stream: int) -> None:
         first, last = self.spans[number]
-        for name, there in self._slots[number % len(self._slots)].items():
+        for name, moment in self._slots[number % len(self._slots)].items():
             host = self.moments[name].slice(first, last)
-            target, source = (there.pointer, host.pointer) if direction == TO_DEVICE else (host.pointer, there.pointer)
+            target, source = (
+                (moment.pointer, host.pointer) if direction == TO_DEVICE else (host.pointer, moment.pointer)
+            )
             self._device.here().copy(target, source, 4 * (last - first), direction, stream)
 
     def seconds(self) -> float:

@@ -28,8 +28,8 @@ class StreamedMoments:
     def __init__(self, context: StepContext, start: int, stop: int) -> None:
         train, device = context.spec.train, context.device
         self._optimizer = train.optimizer
-        mine = pieces(segments_of(train, context.index), start, stop)
-        self._groups = groups_of(mine, whole=OPTIMIZERS[train.optimizer.name].whole_tensors)
+        own_pieces = pieces(segments_of(train, context.index), start, stop)
+        self._groups = groups_of(own_pieces, uncut=OPTIMIZERS[train.optimizer.name].whole_tensors)
         names, count = train.buffers, stop - start
         assert isinstance(device, CudaDevice)
         try:
@@ -64,7 +64,7 @@ class StreamedMoments:
         """See `MomentStore`."""
         self._streamed.begin()
 
-    def runs(self, name: str, mine: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
+    def runs(self, name: str, own_pieces: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
         """See `MomentStore`."""
         runs = [
             work.repeat(f"{name} of a piece", bind(group, self._streamed.here(number)).run).run
@@ -72,9 +72,13 @@ class StreamedMoments:
         ]
         return [partial(self._streamed.run, runs)] if runs else []
 
-    def check_norms(self, graphs: NormGraphs, mine: Sequence[Piece]) -> None:
+    def check_norms(self, graphs: NormGraphs, own_pieces: Sequence[Piece]) -> None:
         """See `MomentStore`."""
-        read = {value.name.partition(".")[0] for value in graphs.first(mine).graph.input} if mine else set[str]()
+        read = (
+            {value.name.partition(".")[0] for value in graphs.first(own_pieces).graph.input}
+            if own_pieces
+            else set[str]()
+        )
         if not graphs.keeps_changes and not read.isdisjoint(moments(self._optimizer)):
             raise UserError(
                 f"is optimizer, and {self._optimizer.name} reads norms of its moments, which pass through "

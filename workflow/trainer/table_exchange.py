@@ -52,10 +52,11 @@ class TableExchange:
         self._operator, self._width = TableGrad({"rows": shape[0]}), shape[1]
         self._table = Tensor(gradient.pointer, shape, TensorProto.FLOAT)
         ranks, rank = communicator.world_size, communicator.rank
-        given = given_by(rows, self._width)
-        self._all = [device.allocate(ranks * count, kind) for count, kind in given]
+        extents = given_by(rows, self._width)
+        self._all = [device.allocate(ranks * count, kind) for count, kind in extents]
         self._own = [
-            buffer.slice(rank * count, (rank + 1) * count) for buffer, (count, _) in zip(self._all, given, strict=True)
+            buffer.slice(rank * count, (rank + 1) * count)
+            for buffer, (count, _) in zip(self._all, extents, strict=True)
         ]
 
     def put(self, indices: Tensor, gradient: Tensor) -> None:
@@ -63,10 +64,10 @@ class TableExchange:
         count = prod(indices.shape)
         if count > self._rows.entries:
             raise OrtflowError(f"{count:,} indices of {self._rows.table!r} and not {self._rows.entries:,} at most")
-        for buffer, given in zip(self._own, (indices, gradient), strict=True):
+        for buffer, tensor in zip(self._own, (indices, gradient), strict=True):
             size = count * buffer.size // self._rows.entries
             if size:
-                self._operators.copy(buffer.pointer, given.pointer, size)
+                self._operators.copy(buffer.pointer, tensor.pointer, size)
             if size < buffer.size:
                 self._device.zero(buffer.pointer + size, buffer.size - size)
 
@@ -91,5 +92,5 @@ class TableExchange:
 
     def add_these(self, indices: Tensor, gradient: Tensor) -> None:
         """The same for one rank's tensors."""
-        given = [indices, gradient, *([self._table] if self._rows.adds else [])]
-        self._operator.run(PlacedCall(self._operators, given, self._table))
+        inputs = [indices, gradient, *([self._table] if self._rows.adds else [])]
+        self._operator.run(PlacedCall(self._operators, inputs, self._table))

@@ -31,36 +31,36 @@ class TiedWeights:
         self._sent: list[Request] = []
         pairs = {(tie.stages[0], stage) for tie in ties for stage in tie.stages[1:]}
         stages.connect_links([(*ends, TAG) for first, other in pairs for ends in ((other, first), (first, other))])
-        mine = [tie.stop - tie.start for tie in ties if tie.stages[0] == stages.rank]
-        self._arriving = device.allocate(max(mine, default=0), np.float32)
+        counts = [tie.stop - tie.start for tie in ties if tie.stages[0] == stages.rank]
+        self._arriving = device.allocate(max(counts, default=0), np.float32)
 
     def sum_gradients(self, gradients: Buffer) -> None:
         """Sum the gradient of each tied tensor over the stages; on stages that do not update it, set it to zero."""
-        here, requests, sent = self._stages.rank, list[Request](), list[Buffer]()
+        own_stage, requests, sent = self._stages.rank, list[Request](), list[Buffer]()
         for tie in self._ties:
-            mine = gradients.slice(tie.start, tie.stop)
-            if tie.stages[0] != here:
-                requests.append(self._stages.start_send(mine, tie.stages[0], TAG))
-                sent.append(mine)
+            gradient = gradients.slice(tie.start, tie.stop)
+            if tie.stages[0] != own_stage:
+                requests.append(self._stages.start_send(gradient, tie.stages[0], TAG))
+                sent.append(gradient)
                 continue
             for stage in tie.stages[1:]:
-                arriving = self._arriving.slice(0, mine.count)
+                arriving = self._arriving.slice(0, gradient.count)
                 self._stages.receive(arriving, stage, TAG)
-                mine.add(arriving)
+                gradient.add(arriving)
         for request in requests:
             request.wait()
-        for each in sent:
-            each.fill(0)
+        for sent_gradient in sent:
+            sent_gradient.fill(0)
 
     def take_over(self, parameters: Buffer) -> None:
         """Copy the values from the stage that updates a tensor to all that hold it."""
-        here = self._stages.rank
+        own_stage = self._stages.rank
         for tie in self._ties:
-            mine = parameters.slice(tie.start, tie.stop)
-            if tie.stages[0] == here:
-                self._sent += [self._stages.start_send(mine, stage, TAG) for stage in tie.stages[1:]]
+            weight = parameters.slice(tie.start, tie.stop)
+            if tie.stages[0] == own_stage:
+                self._sent += [self._stages.start_send(weight, stage, TAG) for stage in tie.stages[1:]]
             else:
-                self._stages.receive(mine, tie.stages[0], TAG)
+                self._stages.receive(weight, tie.stages[0], TAG)
         if not self._later:
             self.settle()
 
@@ -92,19 +92,19 @@ class CommonWeights:
         self._pieces: list[tuple[Buffer, Buffer]] = []
         place = 0
         for start, stop in spans:
-            here = self._packed.slice(place, place + stop - start)
-            self._pieces.append((parameters.slice(start, stop), here))
+            packed = self._packed.slice(place, place + stop - start)
+            self._pieces.append((parameters.slice(start, stop), packed))
             place += stop - start
         self._move = repeated("the copies of what parts have in common", self._copy)
         if spans:
             parts.connect_links([(0, part, TAG) for part in range(1, parts.world_size)])
 
     def _copy(self) -> None:
-        for mine, packed in self._pieces:
+        for weight, packed in self._pieces:
             if self._parts.rank:
-                mine.copy_from(packed)
+                weight.copy_from(packed)
             else:
-                packed.copy_from(mine)
+                packed.copy_from(weight)
 
     def take_over(self) -> None:
         """Copy the first part's values to all parts."""

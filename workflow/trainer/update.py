@@ -134,11 +134,11 @@ class WholeUpdate:
             self._updates: list[Callable[[], None]] = [work.repeat("the update", update.run).run]
             return
         self._updates = []
-        for group, some in by_thaw(cuts).items():
-            model = optimizer_graph(context.spec.train.optimizer, some, kernels=work.own_kernels)
+        for group, group_cuts in by_thaw(cuts).items():
+            model = optimizer_graph(context.spec.train.optimizer, group_cuts, kernels=work.own_kernels)
             session = context.sessions.open(work.form_of(model).SerializeToString())
-            update = binder.bind(session, some, memory.moments)
-            self._updates.append(thawing(thaw, group, some, update.run, binder))
+            update = binder.bind(session, group_cuts, memory.moments)
+            self._updates.append(thawing(thaw, group, group_cuts, update.run, binder))
 
     def begin(self) -> None:
         """See the protocol."""

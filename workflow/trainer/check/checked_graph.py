@@ -79,8 +79,8 @@ class CheckedGraph:
 
     def errors(self, gradients: Vector) -> dict[str, float]:
         """Difference of each tensor's gradient in the buffer from the given one."""
-        found = self.norms(self._gradient(tensor) - part_of(gradients, tensor) for tensor in self.trained)
-        return {tensor.name: error for tensor, error in zip(self.trained, found, strict=True)}
+        errors = self.norms(self._gradient(tensor) - part_of(gradients, tensor) for tensor in self.trained)
+        return {tensor.name: error for tensor, error in zip(self.trained, errors, strict=True)}
 
     def _gradient(self, tensor: CheckedTensor) -> Vector:
         return self.gradients.slice(tensor.start, tensor.stop).read()
@@ -99,19 +99,19 @@ class CheckedGraph:
         Each element moves by another length: elements that were equal, as in a new tensor of zeros, are not equal.
         """
         values = self.parameters.read()
-        there: Vector = values.copy()
+        moved: Vector = values.copy()
         random = np.random.default_rng(self.seed)
         for tensor in self.trained:
-            part = part_of(there, tensor)
+            part = part_of(moved, tensor)
             step = np.float32(share * scale_of(part))
             lengths = random.random(part.size, np.float32) + np.float32(0.5)
             part += step * np.copysign(lengths, random.random(part.size, np.float32) - np.float32(0.5))
-        with self._at(values, there):
+        with self._at(values, moved):
             yield
 
     @contextmanager
-    def _at(self, values: Vector, there: Vector) -> Iterator[None]:
-        self.parameters.write(there)
+    def _at(self, values: Vector, moved: Vector) -> Iterator[None]:
+        self.parameters.write(moved)
         yield
         self.parameters.write(values)
 

@@ -37,7 +37,8 @@ class CheckedPart:
 
     `index`: the tensors. `parameters`, `gradients`: flat buffers of the elements from `start` on; gradients are
     overwritten by each pass. `over`: the ranks that hold the other shares. Each run of a graph sums the gradients of
-    all of them, which have the same micro-batch. `around`: what a run needs around it besides: the exchange of shares.
+    all of them, which have the same micro-batch. `exchanging`: what a run needs around it besides: the
+    exchange of shares.
     """
 
     def __init__(
@@ -48,13 +49,13 @@ class CheckedPart:
         *,
         start: int = 0,
         over: Communicator | None = None,
-        around: Callable[[], AbstractContextManager[None]] = nullcontext,
+        exchanging: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.parameters, self.gradients, self.size = parameters, gradients, index.trained
         self.ranks = 1 if over is None else over.world_size
         stop = index.trained if over is None else start + parameters.count
         self.tensors: Sequence[CheckedTensor] = _tensors(index, start, stop)
-        self._over, self._around = over, around
+        self._over, self._exchanging = over, exchanging
 
     def totals(self, sums: Sums) -> Sums:
         """The sums over the ranks."""
@@ -76,17 +77,17 @@ class CheckedPart:
             yield
             return
         self.gradients.fill(0)
-        with self._around():
+        with self._exchanging():
             yield
         self.gradients.scale(1 / self.ranks)
 
 
 def _tensors(index: FlatIndex, start: int, stop: int) -> list[CheckedTensor]:
     """All trained tensors, with the elements of [start, stop) that they have; none of some."""
-    found = []
+    tensors = []
     for entry in index:
         if entry.tensor.group in TRAINED:
             first, last = max(entry.offset, start), min(entry.end, stop)
-            here = (first - start, last - start) if first < last else (0, 0)
-            found.append(CheckedTensor(entry.name, *here, entry.tensor.count))
-    return found
+            span = (first - start, last - start) if first < last else (0, 0)
+            tensors.append(CheckedTensor(entry.name, *span, entry.tensor.count))
+    return tensors

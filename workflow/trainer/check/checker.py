@@ -142,9 +142,9 @@ class ShardsChecker:
         waits: bool,
     ) -> None:
         context = parts.context
-        shard, gradients = parameters.shard, parts.update.memory.own.part
+        shard, gradients = parameters.shard, parts.update.memory.gradients.part
         part = CheckedPart(
-            context.index, shard.part, gradients, start=shard.start, over=context.replicas, around=passes.exchanging
+            context.index, shard.part, gradients, start=shard.start, over=context.replicas, exchanging=passes.exchanging
         )
         self._context, self._passes, self._waits = context, passes, waits
         self.gradient = GradientChecker(parts, passes, part, precision)

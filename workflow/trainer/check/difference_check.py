@@ -47,27 +47,27 @@ class DifferenceCheck:
         tensors = self._tensors(gradients)
         start = time.perf_counter()
         differences, rounding = self._differences(tensors, loss)
-        each = (time.perf_counter() - start) / differences.evaluations
-        groups = _groups(tensors, self._graph.part.agreed(max(1, int(seconds / each) // EVALUATIONS)))
+        evaluation_seconds = (time.perf_counter() - start) / differences.evaluations
+        groups = _groups(tensors, self._graph.part.agreed(max(1, int(seconds / evaluation_seconds) // EVALUATIONS)))
         moved: dict[str, float] = {}
         undecided = 0
         for group in groups:
-            found = differences.check(group, rounding)
-            undecided += isinstance(found, Undecided)
-            if isinstance(found, Disagreement):
+            verdict = differences.check(group, rounding)
+            undecided += isinstance(verdict, Undecided)
+            if isinstance(verdict, Disagreement):
                 if not moved:
                     self._graph.shaken(self._training)
                     moved = self._graph.errors(gradients)
-                alone = [
+                culprits = [
                     t for t in group if len(group) > 1 and isinstance(differences.check([t], rounding), Disagreement)
                 ]
                 # A gradient that is more than rounding stays nearly the same where the parameters are shaken.
-                some = alone or group
-                norms = self._graph.norms(tensor.gradient for tensor in some)
-                exact = [t.name for t, size in zip(some, norms, strict=True) if moved[t.name] <= NOISY * size]
+                suspects = culprits or group
+                norms = self._graph.norms(tensor.gradient for tensor in suspects)
+                exact = [t.name for t, size in zip(suspects, norms, strict=True) if moved[t.name] <= NOISY * size]
                 wrong = self._wrong_elsewhere(exact[:NAMED])
                 if wrong:
-                    raise self._contradiction(wrong, len(exact) - len(wrong) if len(exact) > NAMED else 0, found)
+                    raise self._contradiction(wrong, len(exact) - len(wrong) if len(exact) > NAMED else 0, verdict)
                 undecided += 1
         return len(groups), undecided
 
@@ -93,14 +93,14 @@ class DifferenceCheck:
         Branches of residual networks often begin with weights of zero. Then zeros of the shortcut are at the kink of
         the ReLU behind the sum, and a central difference is between the slopes of its two sides.
         """
-        left, disagree = list(names), set[str]()
+        suspects, disagree = list(names), set[str]()
         for place in ELSEWHERE:
-            if left:
+            if suspects:
                 with self._graph.moved(place):
-                    verdicts = self._verdicts(left)
-                disagree |= {name for name in left if isinstance(verdicts[name], Disagreement)}
-                left = [name for name in left if verdicts[name] is not None]
-        return [name for name in left if name in disagree]
+                    verdicts = self._verdicts(suspects)
+                disagree |= {name for name in suspects if isinstance(verdicts[name], Disagreement)}
+                suspects = [name for name in suspects if verdicts[name] is not None]
+        return [name for name in suspects if name in disagree]
 
     def _verdicts(self, names: Sequence[str]) -> dict[str, Verdict]:
         """The comparison of each of these tensors at the present parameters."""
@@ -138,14 +138,14 @@ class DifferenceCheck:
             places[tensor.name].write(tensor.values)
         return loss
 
-    def _contradiction(self, names: Sequence[str], more: int, found: Disagreement) -> UserError:
+    def _contradiction(self, names: Sequence[str], unnamed: int, disagreement: Disagreement) -> UserError:
         from ortflow.workflow.graph.objective.loss_graph import reader
 
-        some = ", ".join(map(repr, names)) + (f" and {more} more" if more else "")
+        quoted_names = ", ".join(map(repr, names)) + (f" and {unnamed} more" if unnamed else "")
         return UserError(
-            f"the gradient of {some} disagrees with finite differences of the loss: along it the loss changes "
-            f"by {found.measured:.4g}, and the gradient predicts {found.claimed:.4g}; the first node that reads "
-            f"{names[0]!r} is {reader(self._graph.standard, names[0])}",
+            f"the gradient of {quoted_names} disagrees with finite differences of the loss: along it the loss changes "
+            f"by {disagreement.measured:.4g}, and the gradient predicts {disagreement.claimed:.4g}; the first node "
+            f"that reads {names[0]!r} is {reader(self._graph.standard, names[0])}",
             where="model.path",
             fix="report the model to ortflow; train.check_gradient: false trains it anyway",
         )

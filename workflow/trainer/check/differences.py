@@ -179,15 +179,15 @@ class Differences:
         """Compare along random directions through all the tensors, until DIRECTIONS of them show a disagreement, or as
         many do not.
         """
-        found: list[Verdict] = []
+        verdicts: list[Verdict] = []
         while True:
-            shown = [each for each in found if isinstance(each, Disagreement)]
-            if len(shown) == DIRECTIONS:
-                return shown[-1]
-            if len(found) - len(shown) == DIRECTIONS:
-                return None if None in found else UNDECIDED
-            direction = self._direction(len(found), 1 / math.sqrt(len(tensors)))
-            found.append(self._compare(tensors, direction, rounding))
+            disagreements = [verdict for verdict in verdicts if isinstance(verdict, Disagreement)]
+            if len(disagreements) == DIRECTIONS:
+                return disagreements[-1]
+            if len(verdicts) - len(disagreements) == DIRECTIONS:
+                return None if None in verdicts else UNDECIDED
+            direction = self._direction(len(verdicts), 1 / math.sqrt(len(tensors)))
+            verdicts.append(self._compare(tensors, direction, rounding))
 
     def _compare(self, tensors: Sequence[Tensor], direction: Direction, rounding: float) -> Verdict:
         """Compare along a direction, at every step that rounding leaves usable.
@@ -230,12 +230,12 @@ class Differences:
 
         def direction(place: int, tensor: Tensor) -> Iterator[Vector]:
             size, length = tensor.values.size, tensor.length * share
-            both = math.sqrt(2) if tensor.slope > 0 else 1.0
+            sum_norm = math.sqrt(2) if tensor.slope > 0 else 1.0
             start = 0
-            for piece in _signs((self._seed, draw, place), size, length / both / math.sqrt(max(1, size))):
+            for piece in _signs((self._seed, draw, place), size, length / sum_norm / math.sqrt(max(1, size))):
                 if tensor.slope > 0:
                     along = tensor.gradient[start : start + piece.size]
-                    piece += along * np.float32(length / both / tensor.slope)
+                    piece += along * np.float32(length / sum_norm / tensor.slope)
                 start += piece.size
                 yield piece
 

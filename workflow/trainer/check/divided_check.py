@@ -74,16 +74,16 @@ class DividedCheck:
             return
         start = time.perf_counter()
         with self._part.exact():
-            found = self._compare(batch)
-        if found is not None:
-            self._part.compare_precision(found[1], batch, self._seed)
+            comparison = self._compare(batch)
+        if comparison is not None:
+            self._part.compare_precision(comparison[1], batch, self._seed)
         self._part.forget_gradient()
         if self._ranks.world.rank:
             return
-        if found is None:
+        if comparison is None:
             self._report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
             return
-        compared, seconds = found[0], time.perf_counter() - start
+        compared, seconds = comparison[0], time.perf_counter() - start
         self._report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
         self._report.note(f"gradient checked: {compared}, {seconds:.1f} s")
         remember(key)
@@ -100,10 +100,10 @@ class DividedCheck:
         size = -(-len(names) // GROUPS)
         groups = [names[start : start + size] for start in range(0, len(names), size)]
         for group in groups:
-            some = {name: steps[name] for name in group}
-            found = self._disagreement(some, gradient, loss, batch)
-            if found is not None and self._wrong_elsewhere(some, steps, batch):
-                raise _contradiction(group, *found)
+            group_steps = {name: steps[name] for name in group}
+            disagreement = self._disagreement(group_steps, gradient, loss, batch)
+            if disagreement is not None and self._wrong_elsewhere(group_steps, steps, batch):
+                raise _contradiction(group, *disagreement)
         return f"{len(names)} tensors of all ranks against differences of the loss in {len(groups)} groups", gradient
 
     def _steps(self, names: Sequence[str]) -> dict[str, float]:
@@ -187,9 +187,9 @@ class DividedCheck:
 
 
 def _contradiction(group: Sequence[str], measured: float, claimed: float) -> UserError:
-    some = ", ".join(map(repr, group[:5])) + (f" and {len(group) - 5} more" if len(group) > 5 else "")
+    quoted_names = ", ".join(map(repr, group[:5])) + (f" and {len(group) - 5} more" if len(group) > 5 else "")
     return UserError(
-        f"the gradient of {some} disagrees with finite differences of the loss: along it the loss changes by "
+        f"the gradient of {quoted_names} disagrees with finite differences of the loss: along it the loss changes by "
         f"{measured:.4g}, and the gradients of all ranks predict {claimed:.4g}",
         where="parallel",
         fix="report the model to ortflow; train.check_gradient: false trains it anyway",

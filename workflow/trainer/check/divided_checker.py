@@ -84,8 +84,8 @@ class CheckedHolding:
         # The passes add to the tail.
         buffers.tail.fill(0)
         self._parts.passes.run([batch], [seed])
-        found = float(buffers.tail.read()[0])
-        loss = HostBuffer(np.array([found if self._ranks.speaks else 0.0], np.float64))
+        loss_sum = float(buffers.tail.read()[0])
+        loss = HostBuffer(np.array([loss_sum if self._ranks.speaks else 0.0], np.float64))
         self._ranks.replica.all_reduce(loss)
         self._context.device.free_memory()
         return float(loss.array[0]), buffers.gradients

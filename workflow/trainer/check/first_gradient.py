@@ -87,7 +87,7 @@ def rows_of(index: FlatIndex, inputs: Iterable[BatchInput], micro_batch: int) ->
     other, so then the whole micro-batch is used.
     """
     has_statistics = any(entry.tensor.group == "state" for entry in index)
-    is_fixed = any(given.shape[0] is not None for given in inputs)
+    is_fixed = any(batch_input.shape[0] is not None for batch_input in inputs)
     return micro_batch if has_statistics or is_fixed else min(2, micro_batch)
 
 

@@ -65,17 +65,17 @@ class GradientCheck:
         gradients = self._graph.gradients.read()
         if not np.isfinite(loss) or not self._graph.finite(gradients):
             return None
-        others = []
+        references = []
         if self._sessions.form_of(self._graphs.train) is not None:
             self._compare_kernels(training, loss, gradients)
-            others.append("ONNX Runtime's operators")
+            references.append("ONNX Runtime's operators")
         differences = DifferenceCheck(self._graph, training)
         groups, undecided = differences.run(loss, gradients, max(SECONDS, STEPS * step_seconds))
         grouped = f" in {groups} groups" if groups < len(self._trained) else ""
         if undecided < groups:
-            some = f", {undecided} of {groups} undecided" if undecided else ""
-            others.append(f"differences of the loss{grouped}{some}")
-        compared = f"{len(self._trained)} tensors against {' and '.join(others)}" if others else ""
+            undecided_groups = f", {undecided} of {groups} undecided" if undecided else ""
+            references.append(f"differences of the loss{grouped}{undecided_groups}")
+        compared = f"{len(self._trained)} tensors against {' and '.join(references)}" if references else ""
         return Checked(compared, decided=undecided < groups)
 
     def _compare_kernels(self, training: Binding, loss: float, gradients: Vector) -> None:
@@ -89,8 +89,8 @@ class GradientCheck:
                 raise self._differ(f"the loss ({loss:.7g}, {other:.7g})")
         for place in PLACES:
             if wrong:
-                there = self._wrong_at(place, training, standard)
-                wrong = {name: share for name, share in wrong.items() if name in there}
+                still_wrong = self._wrong_at(place, training, standard)
+                wrong = {name: share for name, share in wrong.items() if name in still_wrong}
         for name, share in wrong.items():
             raise self._differ(f"the gradient of {name!r} (by {share:.2g} of it)")
 
@@ -116,16 +116,16 @@ class GradientCheck:
 
     def _scales(self, gradients: Vector) -> dict[str, float]:
         """The norm of each tensor's gradient, or, where that is rounding, of its share of the whole."""
-        whole, *norms = self._graph.norms([gradients, *(part_of(gradients, tensor) for tensor in self._trained)])
+        whole_norm, *norms = self._graph.norms([gradients, *(part_of(gradients, tensor) for tensor in self._trained)])
         return {
-            tensor.name: max(found, FLOOR * whole * (tensor.count / self._part.size) ** 0.5)
-            for tensor, found in zip(self._trained, norms, strict=True)
+            tensor.name: max(tensor_norm, FLOOR * whole_norm * (tensor.count / self._part.size) ** 0.5)
+            for tensor, tensor_norm in zip(self._trained, norms, strict=True)
         }
 
-    def _differ(self, what: str) -> UserError:
+    def _differ(self, difference: str) -> UserError:
         node = self._first_difference()
         return UserError(
-            f"ortflow's kernels and ONNX Runtime's operators differ in {what}"
+            f"ortflow's kernels and ONNX Runtime's operators differ in {difference}"
             + (f"; the first node whose output differs is {node}" if node else ""),
             where="resources.kernels",
             fix="set resources.kernels: onnxruntime, and report the model to ortflow",
@@ -138,9 +138,9 @@ class GradientCheck:
         faster = form.read_bytes() if form is not None else standard
         names = common_values(standard, faster)
         for start in range(0, len(names), AT_A_TIME):
-            some = names[start : start + AT_A_TIME]
-            values = [self._graph.values_in(data, some) for data in (standard, faster)]
-            for name, a, b in zip(some, *values, strict=True):
+            fetched_names = names[start : start + AT_A_TIME]
+            values = [self._graph.values_in(data, fetched_names) for data in (standard, faster)]
+            for name, a, b in zip(fetched_names, *values, strict=True):
                 alike = a.shape == b.shape and np.allclose(a, b, rtol=1e-3, atol=1e-4 * float(np.abs(a).max(initial=0)))
                 if self._part.agreed(int(not alike)):
                     return maker(standard, name)

@@ -53,12 +53,12 @@ def compare(
         If the gradient in lower precision is finite at no scale: every step would be skipped.
     """
     for scale in COMPARED_SCALES if scales else COMPARED_SCALES[-1:]:
-        found = gradient(scale)
-        if finite(found):
+        training_gradient = gradient(scale)
+        if finite(training_gradient):
             break
     else:
-        raise _not_finite(found, part, precision)
-    worst = apart(exact, found, part)
+        raise _not_finite(training_gradient, part, precision)
+    worst = apart(exact, training_gradient, part)
     if worst is None:
         return ""
     difference, name = worst
@@ -68,12 +68,14 @@ def compare(
     )
 
 
-def _not_finite(found: Vector, part: CheckedPart, precision: str) -> UserError:
-    counts = part.totals(np.array([float((~np.isfinite(found[t.start : t.stop])).sum()) for t in part.tensors]))
+def _not_finite(gradient: Vector, part: CheckedPart, precision: str) -> UserError:
+    counts = part.totals(np.array([float((~np.isfinite(gradient[t.start : t.stop])).sum()) for t in part.tensors]))
     names = [tensor.name for tensor, count in zip(part.tensors, counts.tolist(), strict=True) if count]
-    some = ", ".join(map(repr, names[:_NAMED])) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    quoted_names = ", ".join(map(repr, names[:_NAMED])) + (
+        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    )
     return UserError(
-        f"the gradient of {some} is not finite in {precision}, and it is in fp32",
+        f"the gradient of {quoted_names} is not finite in {precision}, and it is in fp32",
         where="train.precision",
         fix="use train.precision: fp32, and report the model to ortflow; train.check_gradient: false trains it anyway",
     )
@@ -90,18 +92,18 @@ def apart(exact: Vector, other: Vector, part: CheckedPart) -> tuple[float, str] 
         a, b = (flat[tensor.start : tensor.stop].astype(np.float64) for flat in (exact, other))
         products += [a @ a, b @ b, a @ b]
     sums = part.totals(np.array(products)).reshape(-1, 3)
-    whole = sums[:, 0].sum()
-    found = [
+    squared_norm = sums[:, 0].sum()
+    differences = [
         (_between(*row), tensor.name)
         for tensor, row in zip(part.tensors, sums.tolist(), strict=True)
-        if row[0] > SHARE**2 * whole
+        if row[0] > SHARE**2 * squared_norm
     ]
-    largest = max(found, default=(0.0, ""))
+    largest = max(differences, default=(0.0, ""))
     return largest if largest[0] > APART else None
 
 
-def _between(first: float, second: float, both: float) -> float:
+def _between(first: float, second: float, product: float) -> float:
     """From the squares of two vectors and their product."""
     norms = (first * second) ** 0.5
-    cosine = both / norms if norms else 0.0
+    cosine = product / norms if norms else 0.0
     return float(max(0.0, 1 - cosine**2) ** 0.5) if cosine > 0 else 1.0

@@ -45,8 +45,8 @@ class PrecisionDifference:
     def warn(self, exact: Vector, gradient: Callable[[], Vector], part: CheckedPart) -> None:
         """Warn if the gradient of training is far from the one in fp32, of the whole model or of shares."""
 
-        def finite(found: Vector) -> bool:
-            return bool(part.totals(np.array([float(not np.isfinite(found).all())]))[0] == 0)
+        def finite(values: Vector) -> bool:
+            return bool(part.totals(np.array([float(not np.isfinite(values).all())]))[0] == 0)
 
         warning = self.warning(exact, gradient, finite, part)
         if warning and (part.ranks == 1 or self._context.replicas.rank == 0):
@@ -55,9 +55,9 @@ class PrecisionDifference:
     def warn_divided(self, exact: Vector, gradient: Callable[[], Vector], part: CheckedPart, ranks: GridRanks) -> None:
         """The same for a rank of a divided model."""
 
-        def finite(found: Vector) -> bool:
+        def finite(values: Vector) -> bool:
             overflows = self._context.device.allocate(1, np.float64)
-            overflows.fill(0.0 if np.isfinite(found).all() else 1.0)
+            overflows.fill(0.0 if np.isfinite(values).all() else 1.0)
             ranks.replica.all_reduce(overflows)
             return bool(overflows.read()[0] == 0)
 

@@ -68,7 +68,7 @@ class WholeExporter:
 class LentExporter:
     """From the parameters of all ranks, one tensor at a time.
 
-    `held`: the elements of the whole model's flat buffer that a rank sends; see `LentTensors`.
+    `ranges_of`: the elements of the whole model's flat buffer that a rank sends; see `LentTensors`.
     """
 
     def __init__(
@@ -76,15 +76,17 @@ class LentExporter:
         context: StepContext,
         graphs: GraphSet,
         world: Communicator,
-        held: Callable[[int], Sequence[Range]],
+        ranges_of: Callable[[int], Sequence[Range]],
         local: Callable[[], Sliced],
     ) -> None:
-        self._context, self._graphs, self._world, self._held, self._local = context, graphs, world, held, local
+        self._context, self._graphs, self._world, self._ranges_of, self._local = (
+            context, graphs, world, ranges_of, local,
+        )  # fmt: skip
         self.lent: LentTensors | None = None
 
     def before_export(self) -> None:
         """See the protocol."""
-        self.lent = LentTensors(self._world, self._graphs.index, self._held, self._local())
+        self.lent = LentTensors(self._world, self._graphs.index, self._ranges_of, self._local())
 
     def lend(self) -> None:
         """See the protocol."""

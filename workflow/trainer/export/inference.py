@@ -78,9 +78,9 @@ def export_checked(
     shapes = {entry.name: entry.tensor.shape for entry in graphs.index}
     difference: float | None = None
 
-    def check(written: Written) -> None:
+    def check(model_file: Written) -> None:
         nonlocal difference
-        session = open_plain(written.path)
+        session = open_plain(model_file.path)
         difference = compared(
             graphs, session, parameters, lambda: _moved(parameters, sessions), sessions, samples, tolerance, watch
         )
@@ -197,10 +197,10 @@ def _watched(outputs: Outputs, names: Sequence[str], watch: Watch) -> Outputs:
     watches = [watch]
 
     def run(batch: MicroBatch) -> list[Array]:
-        made = outputs(batch)
+        values = outputs(batch)
         while watches:
-            watches.pop()(dict(zip(names, made, strict=True)))
-        return made
+            watches.pop()(dict(zip(names, values, strict=True)))
+        return values
 
     return run
 
@@ -235,13 +235,15 @@ def moved_values(values: Array, random: np.random.Generator) -> Array:
     return moved
 
 
-def _difference(mine: Outputs, theirs: Outputs, samples: Sequence[MicroBatch]) -> float:
+def _difference(exported: Outputs, expected: Outputs, samples: Sequence[MicroBatch]) -> float:
     """Largest difference of any output over all samples; NaN where only one of the two gives a number."""
-    return max((_difference_on(batch, mine, theirs) for batch in samples), key=_or_nan, default=0.0)
+    return max((_difference_on(batch, exported, expected) for batch in samples), key=_or_nan, default=0.0)
 
 
-def _difference_on(batch: MicroBatch, mine: Outputs, theirs: Outputs) -> float:
-    return max((relative(*pair) for pair in zip(mine(batch), theirs(batch), strict=True)), key=_or_nan, default=0.0)
+def _difference_on(batch: MicroBatch, exported: Outputs, expected: Outputs) -> float:
+    return max(
+        (relative(*pair) for pair in zip(exported(batch), expected(batch), strict=True)), key=_or_nan, default=0.0
+    )
 
 
 def relative(exported: Array, expected: Array) -> float:
@@ -251,10 +253,10 @@ def relative(exported: Array, expected: Array) -> float:
     """
     if exported.shape != expected.shape:
         return float("nan")
-    mine, theirs = exported.reshape(-1), expected.reshape(-1)
+    flat_exported, flat_expected = exported.reshape(-1), expected.reshape(-1)
     largest = 0.0
-    for start in range(0, mine.size, PIECE):
-        a, b = (flat[start : start + PIECE].astype(np.float64) for flat in (mine, theirs))
+    for start in range(0, flat_exported.size, PIECE):
+        a, b = (flat[start : start + PIECE].astype(np.float64) for flat in (flat_exported, flat_expected))
         with np.errstate(invalid="ignore"):
             difference = np.abs(a - b) / (1.0 + np.abs(b))
         difference[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0

@@ -25,14 +25,14 @@ Range = tuple[int, int]
 class LentTensors(Mapping[str, "npt.NDArray[Any]"]):
     """See the module.
 
-    `held`: the elements of the buffer that a rank sends. The ranges of all ranks cover each tensor once. `local`: this
-    rank's elements, fp32.
+    `ranges_of`: the elements of the buffer that a rank sends. The ranges of all ranks cover each tensor once. `local`:
+    this rank's elements, fp32.
     """
 
     def __init__(
-        self, world: Communicator, index: FlatIndex, held: Callable[[int], Sequence[Range]], local: Sliced
+        self, world: Communicator, index: FlatIndex, ranges_of: Callable[[int], Sequence[Range]], local: Sliced
     ) -> None:
-        self._world, self._index, self._held, self._local = world, index, held, local
+        self._world, self._index, self._ranges_of, self._local = world, index, ranges_of, local
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """The whole tensor. On rank 0, while all others `lend`."""
@@ -66,7 +66,7 @@ class LentTensors(Mapping[str, "npt.NDArray[Any]"]):
 
     def pieces_of(self, entry: Entry, rank: int) -> Iterator[Range]:
         """Ranges of a tensor that a rank holds, each of at most PIECE elements."""
-        for first, last in self._held(rank):
+        for first, last in self._ranges_of(rank):
             last = min(last, entry.end)
             for start in range(max(first, entry.offset), last, PIECE):
                 yield start, min(start + PIECE, last)

@@ -47,13 +47,13 @@ def export_mapped(
     shapes = {entry.name: entry.tensor.shape for entry in graphs.index}
     hashed, difference = _Hashed(tensors), None
 
-    def check(written: Written) -> None:
+    def check(model_file: Written) -> None:
         nonlocal difference
-        mapped = MappedTensors(graphs.index, written.data, written.offsets)
-        hashed.compare(mapped, written.path.name)
-        file = written.path if written.data != written.path else _referring(graphs, shapes, written)
+        mapped = MappedTensors(graphs.index, model_file.data, model_file.offsets)
+        hashed.compare(mapped, model_file.path.name)
+        file = model_file.path if model_file.data != model_file.path else _referring(graphs, shapes, model_file)
         session = open_plain(file, WITHOUT_COPIES, FOLDING)
-        moved = written.path.with_name(MOVED)
+        moved = model_file.path.with_name(MOVED)
         difference = compared(
             graphs, session, mapped, lambda: mapped.moved(moved), sessions.on_host(), samples, tolerance, watch
         )
@@ -122,11 +122,11 @@ def _hash(array: Array) -> str:
     return xxhash.xxh3_128(data.data).hexdigest() if data.size else ""
 
 
-def _referring(graphs: GraphSet, shapes: Shapes, written: Written) -> Path:
+def _referring(graphs: GraphSet, shapes: Shapes, model_file: Written) -> Path:
     """A model beside a single file, with the same graph, whose weights are those in that file."""
-    model, wanted = as_function(graphs.infer, shapes)
-    del model.graph.input[len(model.graph.input) - len(wanted) :]
-    refer(model.graph, {name: shapes[name] for name in written.offsets}, written.data.name, written.offsets)
-    file = written.path.with_name(REFERRING)
+    model, weight_inputs = as_function(graphs.infer, shapes)
+    del model.graph.input[len(model.graph.input) - len(weight_inputs) :]
+    refer(model.graph, {name: shapes[name] for name in model_file.offsets}, model_file.data.name, model_file.offsets)
+    file = model_file.path.with_name(REFERRING)
     file.write_bytes(model.SerializeToString())
     return file
