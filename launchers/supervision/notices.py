@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 LIMIT = 10.0
 """Seconds that a message may take."""
+START = 2.0
+"""Seconds in which the sender's interpreter starts, on top."""
 PERIOD = 600.0
 """Least seconds between two messages of one kind to one sink."""
 LONGEST = 2000
@@ -108,7 +110,7 @@ class Notices:
             "ortflow.launchers.supervision.notice_sender",
             stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
-        self._sending.append(_Sending(process, name, moment + LIMIT + 2.0))
+        self._sending.append(_Sending(process, name, moment + LIMIT + START))
         if process.stdin is not None:
             # Less than a pipe holds, so that nobody waits for the child.
             with suppress(BrokenPipeError), process.stdin:
@@ -126,7 +128,7 @@ class Notices:
         """Wait for messages on their way, within their limits."""
         for sending in [*self._sending]:
             try:
-                sending.process.wait(LIMIT + 2.0)
+                sending.process.wait(LIMIT + START)
             except subprocess.TimeoutExpired:
                 _kill(sending.process)
             self._settle(sending)

@@ -268,17 +268,19 @@ class _Handler(BaseHTTPRequestHandler):
     def _lines(self, name: str, since: str, *, follow: bool) -> Iterator[bytes]:
         sent = 0
         while True:
-            lines = self.fake.logs.get(name, [])
-            for moment, text in lines[sent:]:
-                stamp = _stamp(moment)
-                # The API server hands whole seconds to the kubelet.
-                if stamp >= since[:19]:
-                    yield f"{stamp} {text}\n".encode()
-            sent = len(lines)
+            # Before its lines are read: the last ones come before its end.
             running = any(
                 one["metadata"]["name"] == name and one["status"]["phase"] not in ("Succeeded", "Failed")
                 for one in self.fake.of("pods")
             )
+            lines = self.fake.logs.get(name, [])
+            new = lines[sent:]
+            for moment, text in new:
+                stamp = _stamp(moment)
+                # The API server hands whole seconds to the kubelet.
+                if stamp >= since[:19]:
+                    yield f"{stamp} {text}\n".encode()
+            sent += len(new)
             if not follow or not running:
                 return
             self.fake.wait()

@@ -179,7 +179,7 @@ def main(number: int, modules: list[str]) -> None:
         while True:
             content, files, *_ = socket.recv_fds(requests, LARGEST, 3)
             if not content:
-                end_with_children(time.monotonic() + 0.5)
+                end_with_children(time.monotonic() + 60)
                 return
             if os.fork() == 0:
                 break

@@ -13,7 +13,6 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Any
 import psutil
 import yaml
 from forks import run_command
+from waits import PATIENCE, wait_until
 
 from ortflow.launchers.status import read_status
 from ortflow.workflow.run.rundir import RunDir
@@ -87,7 +87,9 @@ class Bench:
         """Start and wait; in a fork if there is no shell command before it."""
         if shell:
             return self.start(*arguments, script=script, shell=shell, **fake).wait()
-        done = run_command(*arguments, folder=self.folder, environment=self.environment(script, **fake), timeout=60)
+        done = run_command(
+            *arguments, folder=self.folder, environment=self.environment(script, **fake), timeout=PATIENCE
+        )
         return Done(done.returncode, done.stdout, done.stderr)
 
     @property
@@ -152,23 +154,15 @@ class Running:
     bench: Bench
     process: subprocess.Popen[str]
 
-    def wait(self, timeout: float = 60) -> Done:
+    def wait(self, timeout: float = PATIENCE) -> Done:
         out, err = self.process.communicate(timeout=timeout)
         return Done(self.process.returncode, out, err)
 
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def until(self, condition: Callable[[], Any], timeout: float = 30) -> None:
+    def until(self, condition: Callable[[], Any], timeout: float = PATIENCE) -> None:
         wait_until(condition, timeout, lambda: self.process.poll() is None)
 
     def until_step(self, step: int) -> None:
         self.until(lambda: any(record["step"] >= step for record in self.bench.events("step")))
-
-
-def wait_until(condition: Callable[[], Any], timeout: float = 30, alive: Callable[[], bool] = lambda: True) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        assert alive(), "ended before"
-        time.sleep(0.02)

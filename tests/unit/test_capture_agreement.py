@@ -12,6 +12,7 @@ import pytest
 from fake_cuda import FakeCuda, fake_device
 from messages import alike
 from real_ranks import all_good
+from waits import PATIENCE
 
 from ortflow.workflow.device.capture import WARM, Repeated, Stage
 
@@ -22,7 +23,7 @@ class Together:
     """An agreement of ranks that are threads of this process."""
 
     def __init__(self, ranks: int) -> None:
-        self._barrier = threading.Barrier(ranks, timeout=20)
+        self._barrier = threading.Barrier(ranks, timeout=PATIENCE)
         self._values: dict[int, Any] = {}
 
     def everyone(self, rank: int, value: Any) -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import gc
 import json
 import os
 from pathlib import Path
@@ -47,8 +48,10 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_files() -> set[str]:
+    """Without those that earlier tests have left, which the collector closes at any moment."""
+    gc.collect()
+    return set(os.listdir("/proc/self/fd"))
 
 
 def test_the_first_run_takes_a_new_folder_and_is_named_in_it(folder: Path, root: Path) -> None:
@@ -82,7 +85,7 @@ def test_two_directories_do_not_use_a_folder_at_the_same_time(
     assert mentions(str(refused.value), str(folder), "in use", str(root))
     assert refused.value.where == "checkpoint.directory"
     assert record(folder)["run_dir"] == str(root)
-    assert open_files() == before
+    assert open_files() <= before
     os.close(descriptor)
 
 
@@ -91,7 +94,7 @@ def test_an_attempt_does_not_wait_for_an_earlier_one_of_its_run(folder: Path, ro
     assert descriptor is not None
     before = open_files()
     assert folder_lock.hold(folder, root, "id-a") is None
-    assert open_files() == before
+    assert open_files() <= before
     os.close(descriptor)
 
 
@@ -166,7 +169,7 @@ def test_a_file_system_without_locks(folder: Path, root: Path, monkeypatch: pyte
     if code == errno.EIO:
         with pytest.raises(OSError, match=os.strerror(code)):
             folder_lock.hold(folder, root, "id-a")
-        assert open_files() == before
+        assert open_files() <= before
         return
     descriptor = folder_lock.hold(folder, root, "id-a")
     assert descriptor is not None

@@ -9,6 +9,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from checkpoints import state
+from waits import PATIENCE
 
 from ortflow.workflow.checkpoint import image
 from ortflow.workflow.checkpoint.image import Image
@@ -84,7 +85,7 @@ def test_a_copy_waits_until_its_memory_is_locked() -> None:
     buffers, gate, locked = state(1, COUNT), threading.Event(), list[mmap.mmap]()
 
     def lock(memory: mmap.mmap) -> object:
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE)
         locked.append(memory)
         return memory
 

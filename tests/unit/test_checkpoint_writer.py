@@ -4,12 +4,14 @@ import errno
 import mmap
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 from checkpoints import INDEX, progress_of, same, save, state
+from waits import PATIENCE, wait_until
 
 from ortflow.workflow.checkpoint import image, writer
 from ortflow.workflow.checkpoint.commit import commit
@@ -31,7 +33,7 @@ class SlowBuffer(HostBuffer):
         return SlowBuffer(self.array[start:stop])
 
     def read(self, out: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
-        assert self.gate.wait(10)
+        assert self.gate.wait(PATIENCE)
         return super().read(out)
 
 
@@ -70,14 +72,26 @@ def test_what_is_saved_is_the_state_at_the_start(tmp_path: Path) -> None:
         assert (array == 1).all(), name
 
 
-def test_the_caller_waits_for_the_copy_and_gets_its_duration(tmp_path: Path) -> None:
+def at_wait(writer: Writer, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Act when a caller has begun to wait for the copy, and its duration counts."""
+    released = writer._image.released
+    wait = released.wait
+
+    def waits() -> bool:
+        act()
+        return wait()
+
+    monkeypatch.setattr(released, "wait", waits)
+
+
+def test_the_caller_waits_for_the_copy_and_gets_its_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffers = {"parameters": SlowBuffer(np.ones(100, np.float32))}
     writer = Writer(DirectoryStore(tmp_path), buffers, rank=0, world_size=1, attempt=0)
     writer.wait_copied()
     assert writer.stall_seconds == 0
     SlowBuffer.gate.clear()
     writer.start(1)
-    threading.Timer(0.2, SlowBuffer.gate.set).start()
+    at_wait(writer, monkeypatch, threading.Timer(0.2, SlowBuffer.gate.set).start)
     writer.wait_copied()
     assert SlowBuffer.gate.is_set()
     assert writer.stall_seconds > 0.1
@@ -108,20 +122,17 @@ def test_it_pauses_beside_the_training_and_hurries_when_waited_for(
     writer.start(1)
     writer.wait_copied()
     path = tmp_path / ".tmp-step-00000001-00" / "rank-0000.safetensors"
-    for _ in range(500):
-        if path.exists() and path.stat().st_size:
-            break
-        threading.Event().wait(0.01)
+    wait_until(lambda: path.exists() and path.stat().st_size)
     threading.Event().wait(0.2)
     assert writer.poll().state == "writing"
     assert path.stat().st_size < writer.size
     waiting = threading.Thread(target=writer.wait, daemon=True)
     waiting.start()
-    waiting.join(20)
+    waiting.join(PATIENCE)
     assert writer.poll().state == "written"
     assert path.stat().st_size == writer.size
     writer.start(2, urgent=True)
-    assert writer.wait().seconds < 5
+    assert writer.wait().seconds < PATIENCE
 
 
 class SteadyClock:
@@ -255,17 +266,20 @@ def test_a_large_state_is_written_from_where_it_lies(tmp_path: Path, monkeypatch
 
     def slow_write(descriptor: int, data: memoryview) -> int:
         pieces.append(len(data))
-        assert len(pieces) < 20 or gate.wait(10)
+        assert len(pieces) < 20 or gate.wait(PATIENCE)
         return written(descriptor, data)
 
     monkeypatch.setattr(os, "write", slow_write)
     writer.start(1)
+    waits = threading.Event()
+    at_wait(writer, monkeypatch, waits.set)
     waiting = threading.Thread(target=writer.wait_copied, daemon=True)
     waiting.start()
+    assert waits.wait(PATIENCE)
     waiting.join(0.3)
     assert waiting.is_alive()
     gate.set()
-    waiting.join(10)
+    waiting.join(PATIENCE)
     assert not waiting.is_alive()
     for buffer in buffers.values():
         buffer.fill(7)
@@ -297,7 +311,7 @@ def test_a_large_state_is_copied_as_a_whole_where_there_is_room(
     locked, may_lock = list[int](), threading.Event()
 
     def lock(memory: mmap.mmap) -> object:
-        assert may_lock.wait(10)
+        assert may_lock.wait(PATIENCE)
         locked.append(len(memory))
         return object()
 
@@ -309,7 +323,7 @@ def test_a_large_state_is_copied_as_a_whole_where_there_is_room(
     written, gate = os.write, threading.Event()
 
     def slow_write(descriptor: int, data: memoryview) -> int:
-        assert gate.wait(10)
+        assert gate.wait(PATIENCE)
         return written(descriptor, data)
 
     monkeypatch.setattr(os, "write", slow_write)

@@ -392,7 +392,7 @@ def test_lanes_go_on_beside_a_failure_and_all_failures_are_listed(tmp_path: Path
 def test_what_lanes_and_attempts_spend_is_recorded(tmp_path: Path) -> None:
     """With all that they waited for, also where they fail; a lane's includes its attempts'."""
     busy = f"{sys.executable} -c 'import time\nwhile time.process_time() < {{}}: pass'"
-    two = f"two() {{ attempt part {busy.format(0.4)}; {busy.format(0.5)}; }}\n"
+    two = f"two() {{ attempt part {busy.format(0.35)}; {busy.format(0.35)}; }}\n"
     done = run_lanes(tmp_path, f"{two}beside both two\nattempt none false\nawait both\n")
     assert done.returncode == 0, done.stderr
     lines = load("minutes").processor_table((tmp_path / "spent").read_text(), os.sysconf("SC_CLK_TCK"))

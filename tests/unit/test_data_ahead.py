@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from waits import PATIENCE, wait_until
 
 from ortflow.workflow.data.ahead import ReadAhead
 
@@ -25,16 +26,9 @@ class Groups:
         for number in range(5):
             self.threads.append(threading.current_thread().name)
             if number:
-                assert self.gate.wait(30.0)
+                assert self.gate.wait(PATIENCE)
             self.done += 1
             yield [2 * number, 2 * number + 1]
-
-
-def until(groups: Groups, number: int) -> None:
-    end = time.monotonic() + 30.0
-    while len(groups.threads) < number:
-        assert time.monotonic() < end
-        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 7])
@@ -81,18 +75,24 @@ def test_so_many_groups_are_read_and_no_more(depth: int) -> None:
     groups = Groups()
     with ReadAhead(groups, depth, worthwhile=-1.0) as ahead:
         assert next(ahead) == 0
-        until(groups, 1 + depth)
+        wait_until(lambda: len(groups.threads) >= 1 + depth)
         time.sleep(0.05)
         assert len(groups.threads) == 1 + depth
 
 
-def test_closing_waits_for_the_group_that_is_read_and_reads_no_other() -> None:
+def test_closing_waits_for_the_group_that_is_read_and_reads_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups()
     ahead = ReadAhead(groups, 3, worthwhile=-1.0)
     groups.gate.clear()
     assert next(ahead) == 0
-    until(groups, 2)
-    threading.Timer(0.1, groups.gate.set).start()
+    wait_until(lambda: len(groups.threads) >= 2)
+    shutdown = ahead._executor.shutdown
+
+    def closing(**how: bool) -> None:
+        threading.Timer(0.1, groups.gate.set).start()
+        shutdown(**how)
+
+    monkeypatch.setattr(ahead._executor, "shutdown", closing)
     ahead.close()
     assert groups.done == 2, "the second group was read whole before close returned, and none behind it"
     assert list(ahead) == []

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from messages import mentions
+from waits import PATIENCE
 
 from ortflow.workflow.data import remote
 from ortflow.workflow.data.sources import open_samples
@@ -85,7 +86,7 @@ def test_s3(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         read_as_one_set("s3", lambda key, body: client.put_object(Bucket="sets", Key=key, Body=body))
         assert mentions(refusal("s3://none/one.csv"), "cannot be fetched … bucket does not exist")
         # From here on, moto knows no user with this key.
-        done = requests.post(f"http://127.0.0.1:{port}/moto-api/reset-auth", data="0", timeout=10)
+        done = requests.post(f"http://127.0.0.1:{port}/moto-api/reset-auth", data="0", timeout=PATIENCE)
         assert done.status_code == HTTPStatus.OK
         denied = refusal("s3://sets/folder/part-2.csv")
         assert mentions(denied, "s3://sets/folder/part-2.csv: access is denied (Forbidden); give credentials by")
@@ -114,7 +115,7 @@ def test_google_cloud_storage(
         def put(key: str, body: bytes) -> None:
             place = f"{url}/upload/storage/v1/b/sets/o"
             query = {"uploadType": "media", "name": key}
-            done = requests.post(place, params=query, data=body, headers={"content-type": "text/csv"}, timeout=10)
+            done = requests.post(place, params=query, data=body, headers={"content-type": "text/csv"}, timeout=PATIENCE)
             assert done.status_code == HTTPStatus.OK
 
         capfd.readouterr()

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from messages import mentions
 from pyarrow import feather, parquet
+from waits import PATIENCE
 
 from ortflow.workflow.data.batches import Batches
 from ortflow.workflow.data.check import check_inputs
@@ -59,7 +60,11 @@ TEXTS = st.text(st.sampled_from('ab",;\n\t é€x1'), max_size=6) | st.sampled_f
 
 
 @settings(
-    deadline=None, max_examples=80, phases=[Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+    deadline=None,
+    max_examples=80,
+    phases=[Phase.generate],
+    # A list of its own replaces the one of the profile `ci`, which has `too_slow`.
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_any_row_is_as_the_csv_module_wrote_it(data: st.DataObject, tmp_path: Path, monkeypatch: Any) -> None:
@@ -316,7 +321,7 @@ def test_two_processes_index_at_once(tmp_path: Path, cache: Path) -> None:
     started = [context.Process(target=_open_in_a_process, args=(path, barrier, results)) for _ in range(2)]
     for process in started:
         process.start()
-    assert [results.get(timeout=60) for _ in started] == [20_000, 20_000]
+    assert [results.get(timeout=PATIENCE) for _ in started] == [20_000, 20_000]
     for process in started:
         process.join()
     assert len(list(cache.iterdir())) == 1

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import psutil
 import pytest
 from data_sets import ragged, write_batches
 from pictures import write_classes
+from waits import wait_until
 
 from ortflow.workflow.data.augmented import augmented
 from ortflow.workflow.data.pooled import pooled
@@ -173,10 +173,7 @@ def test_no_worker_outlives_its_rank(tmp_path: Path, how: signal.Signals) -> Non
         assert len(pids) == 2
         parent.send_signal(how)
         parent.wait()
-        until = time.monotonic() + 20
-        while any(psutil.pid_exists(pid) for pid in pids) and time.monotonic() < until:
-            time.sleep(0.02)
-        assert not any(psutil.pid_exists(pid) for pid in pids)
+        wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 def test_a_module_in_the_run_directory_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from costs import processor_seconds
 from forks import SPENT, Ended, Forks, run_command
+from waits import PATIENCE
 
 SCRIPT = """
 import atexit, os, signal, sys, time
@@ -39,10 +40,17 @@ def forks() -> Iterator[Forks]:
     forks.end()
 
 
-def run(forks: Forks, folder: Path, *arguments: str, timeout: float = 20) -> Ended:
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path) -> Path:
+    """Written once: another thread's fork may be about to read it."""
+    path = tmp_path / "scripts" / "script.py"
+    path.parent.mkdir()
+    path.write_text(SCRIPT)
+    return path
+
+
+def run(forks: Forks, folder: Path, *arguments: str, timeout: float = PATIENCE) -> Ended:
     script = folder / "scripts" / "script.py"
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(SCRIPT)
     environment = {**os.environ, "ORTFLOW_X": "1"}
     return forks.run(str(script), *arguments, folder=folder, environment=environment, timeout=timeout)
 
@@ -82,13 +90,13 @@ def test_where_an_interpreter_would_start_differently_none_is_forked(tmp_path: P
     paths = {"PYTHONPATH": "/x"}
     for changes in ({}, {"ORTFLOW_X": "1"}, paths, paths, {"HOME": "/x"}, {"SLURM_X": "1"}):
         environment = {**os.environ, "LANGUAGE": "test-forks", **changes}
-        done = run_command("--version", folder=tmp_path, environment=environment, timeout=30)
+        done = run_command("--version", folder=tmp_path, environment=environment, timeout=PATIENCE)
         assert (done.returncode, done.stderr) == (0, "")
         forked.append(isinstance(done, Ended))
     assert forked == [False, True, False, False, False, True]
     (tmp_path / "yaml.py").touch()
     environment = {**os.environ, "LANGUAGE": "test-forks"}
-    assert not isinstance(run_command("--version", folder=tmp_path, environment=environment, timeout=30), Ended)
+    assert not isinstance(run_command("--version", folder=tmp_path, environment=environment, timeout=PATIENCE), Ended)
 
 
 def test_the_forking_process_ends_with_its_parent() -> None:
@@ -96,7 +104,7 @@ def test_the_forking_process_ends_with_its_parent() -> None:
     begun = time.monotonic()
     forks.end()
     assert forks.process.returncode == 0
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < PATIENCE / 2
 
 
 def test_what_forks_spent_is_spent_by_the_process_of_tests(tmp_path: Path) -> None:

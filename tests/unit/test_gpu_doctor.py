@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from fake_cuda import GIB, FakeCuda, FakeNccl
 from messages import mentions, says
+from waits import wait_until
 
 from ortflow.launchers.doctor.gpu import from_report
 from ortflow.launchers.findings import Finding, Level
@@ -210,7 +210,7 @@ def test_health() -> None:
     }  # fmt: skip
     assert nvml.users() == {sound: 3}
     with nvml.watched(sound, period=0.001) as seen:
-        time.sleep(0.1)
+        wait_until(lambda: seen != [0])
     assert seen == [32]
 
 

@@ -147,10 +147,10 @@ def test_nothing_large_is_made(large: list[onnx.NodeProto]) -> None:
         node("Mul", "x", "float", output="y"),
     ]
     numbers = {"zero": integer(0), "one": integer(1), "many": integer(10**11), "many_axis": integer([10**11])}
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(UserError, match=rf"{large[0].op_type}.* makes a value of .* GiB from constants"):
         prepare(model(nodes, TensorProto.FLOAT, ["batch"], pair=integer([1, 2]), **numbers))
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 def averages(x: np.ndarray, kernel: int, stride: int, pad: int) -> np.ndarray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from fake_clock import FakeClock
 from fake_kubernetes import FakeCluster
 from kubernetes_objects import NOW, Object, event, mpijob, pod, stamp
 from messages import mentions
+from waits import PATIENCE
 
 from ortflow.cli.status import overview
 from ortflow.cli.submission import submission_of
@@ -133,13 +134,6 @@ def finish(fake: FakeCluster, job: str, name: str) -> None:
     done = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": stamp(NOW)}
     fake.objects["mpijobs", "default", job]["status"] = done
     fake.objects["pods", "default", name]["status"]["phase"] = "Succeeded"
-
-
-def until(condition: Callable[[], Any], seconds: float = 10) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "timed out"
-        time.sleep(0.02)
 
 
 def test_the_request_contacts_no_server(tmp_path: Path, fake: FakeCluster) -> None:
@@ -286,9 +280,8 @@ def test_status_and_logs_follow_the_run(tmp_path: Path, fake: FakeCluster) -> No
     lines: list[str] = []
     follower = threading.Thread(target=lambda: lines.extend(launcher.logs(run, attempt=None, rank=0, follow=True)))
     follower.start()
-    until(lambda: lines == [])
     finish(fake, job, name)
-    follower.join(10)
+    follower.join(PATIENCE)
     assert lines == ["hello", "goodbye"]
     fake.remove("mpijobs", job)
     fake.remove("pods", name)

@@ -11,7 +11,8 @@ import pytest
 from fake_clock import FakeClock
 from fake_kubernetes import FakeCluster
 from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, Object, batch_job, mpijob, pod, stamp
-from test_kubernetes_client_launcher import directory, fake, finish, job_of, start, submit, until
+from test_kubernetes_client_launcher import directory, fake, finish, job_of, start, submit
+from waits import PATIENCE, wait_until
 
 from ortflow.launchers.kubernetes import changes
 from ortflow.launchers.kubernetes.changes import is_calm
@@ -57,16 +58,16 @@ def test_a_supervisor_waits_for_a_change(tmp_path: Path, fake: FakeCluster) -> N
     charge, cluster = SupervisedRun(run, Place(NAMESPACE, RUN, JOB), Restart()), connect()
     thread = threading.Thread(target=supervise, args=(charge, cluster, messages.append, clock), daemon=True)
     thread.start()
-    until(lambda: ("watch", "true") in [pair for *_, query in fake.asked for pair in query.items()])
+    wait_until(lambda: ("watch", "true") in [pair for *_, query in fake.asked for pair in query.items()])
     before = len(fake.asked)
     assert before <= 5
     time.sleep(QUIET_SECONDS)
     assert len(fake.asked) == before
     assert clock.sleeps == []
     fake.add(pod("worker", 0, phase="Failed"))
-    until(lambda: any("deleting dead pod" in text for text in messages))
+    wait_until(lambda: any("deleting dead pod" in text for text in messages))
     fake.remove("mpijobs", JOB)
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
 
 
@@ -101,7 +102,8 @@ def test_listing_many_runs_takes_time_with_their_number(fake: FakeCluster) -> No
         return time.process_time() - begun
 
     seconds(10)
-    assert seconds(1600) < 12 * max(seconds(400), 0.005)
+    least = {count: min(seconds(count) for _ in range(3)) for count in (400, 1600)}
+    assert least[1600] < 12 * max(least[400], 0.005)
 
 
 def test_a_followed_log_costs_one_request(tmp_path: Path, fake: FakeCluster) -> None:
@@ -111,13 +113,13 @@ def test_a_followed_log_costs_one_request(tmp_path: Path, fake: FakeCluster) -> 
     lines: list[Any] = []
     follower = threading.Thread(target=lambda: lines.extend(launcher.logs(run, attempt=None, rank=0, follow=True)))
     follower.start()
-    until(lambda: any(query.get("follow") for *_, query in fake.asked))
+    wait_until(lambda: any(query.get("follow") for *_, query in fake.asked))
     before = len(fake.asked)
     fake.say(name, "[0] while nobody asks")
-    until(lambda: "while nobody asks" in run.log(0, 0).read_text())
+    wait_until(lambda: run.log(0, 0).exists() and "while nobody asks" in run.log(0, 0).read_text())
     time.sleep(QUIET_SECONDS)
     assert len(fake.asked) == before
     finish(fake, job, name)
-    follower.join(20)
+    follower.join(PATIENCE)
     assert not follower.is_alive()
     assert lines == ["hello", "while nobody asks", "goodbye"]

@@ -18,9 +18,10 @@ import pytest
 from fake_clock import FakeClock
 from messages import mentions, says
 from run_files import spec_of
+from waits import PATIENCE
 
 from ortflow.launchers import prepare as preparing
-from ortflow.launchers.kubernetes import account, worker
+from ortflow.launchers.kubernetes import account, hosts, worker
 from ortflow.launchers.kubernetes.account import ensure_account
 from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.hosts import PERIOD, address, read_hosts, short, wait_for
@@ -59,8 +60,9 @@ def pod(mount: Path) -> Pod:
 
 
 @pytest.fixture
-def daemon() -> Iterator[int]:
-    """The port of a server with sshd's greeting."""
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """The port of a server with sshd's greeting, which may come late."""
+    monkeypatch.setattr(hosts, "TIMEOUT", PATIENCE)
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def greet() -> None:
@@ -118,7 +120,9 @@ class TestHosts:
             port = server.getsockname()[1]
             threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
             assert address("127.0.0.1", port) is None
-        assert address("127.0.0.1", port) is None
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))  # nobody else can listen there, and it does not
+            assert address("127.0.0.1", silent.getsockname()[1]) is None
         assert address("no-such-host.invalid", port) is None
 
     def test_one_that_is_slow_to_greet_takes_connections(self) -> None:
@@ -129,7 +133,7 @@ class TestHosts:
         assert address("localhost", port, greets=False) is None
 
     def test_all_are_waited_for(self, daemon: int) -> None:
-        assert wait_for(["localhost"], daemon, 5.0, lambda: None, print) == {"localhost": "127.0.0.1"}
+        assert wait_for(["localhost"], daemon, PATIENCE, lambda: None, print) == {"localhost": "127.0.0.1"}
 
     def test_those_that_never_answer_are_named(self, daemon: int) -> None:
         with pytest.raises(OrtflowError, match=f"port {daemon} .*0 s.* gone$"):
@@ -144,18 +148,19 @@ class TestHosts:
             return next(answers)
 
         clock = FakeClock()
-        known = wait_for(["localhost"], daemon, 5.0, lambda: None, print, on_its_way, clock)
+        known = wait_for(["localhost"], daemon, PATIENCE, lambda: None, print, on_its_way, clock)
         assert known == {"localhost": "127.0.0.1"}
         assert asked == [("localhost", "127.0.0.1")] * 3
         assert clock.sleeps == [PERIOD] * 2
 
     def test_what_is_waited_for_is_reported_twice_a_minute(self) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = server.getsockname()[1]
         messages, clock = list[str](), FakeClock()
         begun = clock.now
-        with pytest.raises(OrtflowError, match="within 100 s"):
-            wait_for(["127.0.0.1"], port, 100.0, lambda: None, messages.append, clock=clock)
+        with socket.socket() as silent:
+            silent.bind(("127.0.0.1", 0))  # nobody else can listen there, and it does not
+            port = silent.getsockname()[1]
+            with pytest.raises(OrtflowError, match="within 100 s"):
+                wait_for(["127.0.0.1"], port, 100.0, lambda: None, messages.append, clock=clock)
         assert messages == ["waiting for 127"] * 3
         assert clock.now - begun == pytest.approx(100.0, abs=2 * PERIOD)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 from messages import mentions
+from waits import wait_until
 
 from ortflow.launchers.attempts.mpi_abort import ended_by_mpi
 from ortflow.launchers.supervision import attempt as module
@@ -35,20 +35,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
         attempt.kill()
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_the_only_rank_is_the_child(start: Start) -> None:
     attempt = start("exec sleep 60", 1)
-    until(lambda: attempt.poll() is None and attempt.ranks)
+    wait_until(lambda: attempt.poll() is None and attempt.ranks)
     assert attempt.ranks[0].pid == attempt.pid
     assert list(attempt.gone()) == []
     attempt.ask_to_leave()
-    until(lambda: attempt.poll() is not None)
+    wait_until(lambda: attempt.poll() is not None)
     assert (attempt.poll(), list(attempt.gone())) == (-15, [0])
     assert attempt.statuses(-15) == {0: -15}
 
@@ -58,14 +51,15 @@ RANKS = "PMI_RANK=0 PMI_SIZE=2 sleep 60 & one=$!; PMI_RANK=1 PMI_SIZE=2 sleep 60
 
 def test_ranks_below_mpirun_are_asked_and_it_is_not(start: Start) -> None:
     attempt = start(f"trap 'echo asked' TERM; {RANKS}; echo ended", 2)
-    until(lambda: attempt.poll() is None and len(attempt.ranks) == 2)
+    wait_until(lambda: attempt.poll() is None and len(attempt.ranks) == 2)
     first = attempt.ranks[0]
+    wait_until(attempt.output)  # the shell prints it when it has started both
     assert attempt.output().strip() == str(first.pid)
     first.kill()
-    until(attempt.gone)
+    wait_until(attempt.gone)
     assert list(attempt.gone()) == [0]
     attempt.ask_to_leave()
-    until(lambda: attempt.poll() is not None)
+    wait_until(lambda: attempt.poll() is not None)
     assert attempt.poll() == 0
     assert "asked" not in attempt.output()
     assert sorted(attempt.gone()) == [0, 1]
@@ -73,17 +67,17 @@ def test_ranks_below_mpirun_are_asked_and_it_is_not(start: Start) -> None:
 
 def test_all_that_mpirun_has_started_is_killed(start: Start) -> None:
     attempt = start(f"sleep 61 & {RANKS}", 2)
-    until(lambda: attempt.poll() is None and len(attempt.ranks) == 2)
+    wait_until(lambda: attempt.poll() is None and len(attempt.ranks) == 2)
     members = [psutil.Process(attempt.pid), *psutil.Process(attempt.pid).children(recursive=True)]
     assert len(members) == 4
     attempt.kill()
     assert attempt.poll() == -9
-    until(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in members))
+    wait_until(lambda: not any(member.is_running() and member.status() != psutil.STATUS_ZOMBIE for member in members))
 
 
 def test_a_rank_that_never_starts_counts_as_ended(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = start("PMI_RANK=0 PMI_SIZE=2 sleep 60 & wait", 2)
-    until(lambda: attempt.poll() is None and attempt.ranks)
+    wait_until(lambda: attempt.poll() is None and attempt.ranks)
     assert list(attempt.gone()) == []
     monkeypatch.setattr(module, "UNSEEN", 0.0)
     assert list(attempt.gone()) == [1]
@@ -105,7 +99,7 @@ def test_the_rank_whose_end_made_mpi_end_the_others_is_named(start: Start, tmp_p
     logs = tmp_path / "run" / "logs" / "attempt-00"
     opened = f"exec 3>{logs}/rank-0000.log 4>{logs}/rank-0001.log"
     attempt = start(f"{opened}; exec 4>&-; echo '{MPI_ERROR}, error stack:' >&3; exec 3>&-; exit 143", 2)
-    until(lambda: attempt.poll() is not None)
+    wait_until(lambda: attempt.poll() is not None)
     assert attempt.statuses(143) == {}
     cause = attempt.guess(143)
     assert cause is not None

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from run_files import spec_of
+from waits import PATIENCE
 
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.run import lead as lead_module
@@ -24,8 +25,6 @@ from ortflow.workflow.steps import runtime
 from ortflow.workflow.steps.context import Context
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there are no abstract sockets")
-LIMIT = 20.0
-"""Seconds after which a rank that should go on does not."""
 
 
 @pytest.fixture
@@ -42,7 +41,7 @@ def waiting(run_dir: Path, attempt: int = 3) -> threading.Thread:
 
 
 def goes_on(rank: threading.Thread) -> bool:
-    rank.join(LIMIT)
+    rank.join(PATIENCE)
     return not rank.is_alive()
 
 

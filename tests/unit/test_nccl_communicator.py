@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from fake_cuda import FakeCuda, fake_device
+from waits import PATIENCE, wait_until
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.comm.nccl_library import NcclError
@@ -54,7 +55,7 @@ class FakeNccl:
     def code(self, name: str) -> int:
         self.calls.append(name)
         if name in self.stuck:
-            assert self.stuck[name].wait(20)
+            assert self.stuck[name].wait(PATIENCE)
         return self.answers.get(name, 0)
 
     def ncclGetUniqueId(self, place: Any) -> int:  # noqa: N802
@@ -108,6 +109,12 @@ class Init:
 communicator = partial(NcclCommunicator, period=0.01)
 
 
+def limit(world: NcclCommunicator, seconds: float) -> None:
+    """From now on: a limit of a moment would also hold for the start, and for the queueing of a sum."""
+    assert world._watch is not None
+    world._watch._limit = seconds
+
+
 @pytest.fixture
 def cuda() -> FakeCuda:
     return FakeCuda()
@@ -118,13 +125,6 @@ def device(cuda: FakeCuda) -> Iterator[CudaDevice]:
     made = fake_device(cuda)
     yield made
     cuda.failing.clear()
-
-
-def until(happened: Callable[[], object]) -> None:
-    end = time.monotonic() + 20
-    while not happened():
-        assert time.monotonic() < end
-        time.sleep(0.005)
 
 
 def test_sums_are_queued_and_the_world_is_left_in_order(device: CudaDevice) -> None:
@@ -187,7 +187,8 @@ def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> N
 def test_a_sum_that_waits_for_a_rank_to_connect_is_ended(device: CudaDevice) -> None:
     """The first sum of a kind connects the ranks, in the call itself."""
     library = FakeNccl()
-    world = communicator(Below(), device, library, 0.05)
+    world = communicator(Below(), device, library, 60)
+    limit(world, 0.05)
     buffer = device.allocate(10, np.float32)
     library.stuck["ncclAllReduce"], library.answers["ncclAllReduce"] = Aborted(library), 6
     with pytest.raises(NcclError, match=r"0\.05 s"):
@@ -203,7 +204,7 @@ class Aborted(threading.Event):
         self._library = library
 
     def wait(self, timeout: float | None = None) -> bool:
-        until(lambda: "ncclCommAbort" in self._library.calls)
+        wait_until(lambda: "ncclCommAbort" in self._library.calls)
         return True
 
 
@@ -217,12 +218,13 @@ def test_an_error_of_the_start_is_reported_with_its_cause(device: CudaDevice) ->
 
 def test_a_sum_that_never_comes_ends_the_wait_with_a_sentence(cuda: FakeCuda, device: CudaDevice) -> None:
     library = FakeNccl()
-    world = communicator(Below(), device, library, 0.05)
+    world = communicator(Below(), device, library, 60)
     buffer = device.allocate(10, np.float32)
     readback = device.readback(buffer)
     cuda.failing["cudaEventQuery"] = NOT_READY
     world.all_reduce(buffer)
-    until(lambda: "ncclCommAbort" in library.calls)
+    limit(world, 0.05)
+    wait_until(lambda: "ncclCommAbort" in library.calls)
     words = r"within 0\.05 s \(restart\.hung_seconds\).*another rank"
     readback.queue()
     for wait in (buffer.read, readback.read, device.synchronize, lambda: world.all_reduce(buffer)):
@@ -243,14 +245,16 @@ def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
     world.all_reduce(buffer)
     library.last = b"socketProgress: Connection closed by remote peer node2<41234>"
     library.states = [6]
-    until(lambda: "ncclCommAbort" in library.calls)
+    wait_until(lambda: "ncclCommAbort" in library.calls)
     with pytest.raises(NcclError, match="all-reduce"):
         buffer.read()
 
 
 def test_sums_that_take_their_time_are_waited_for(cuda: FakeCuda, device: CudaDevice) -> None:
     library = FakeNccl()
-    world = communicator(Below(), device, library, 30)
+    world = communicator(Below(), device, library, 60)
+    watch = world._watch
+    assert watch is not None
     buffer = device.allocate(10, np.float32)
     cuda.failing["cudaEventQuery"] = NOT_READY
     for _ in range(3):
@@ -258,7 +262,7 @@ def test_sums_that_take_their_time_are_waited_for(cuda: FakeCuda, device: CudaDe
     time.sleep(0.1)
     buffer.read()
     del cuda.failing["cudaEventQuery"]
-    time.sleep(0.1)
+    wait_until(lambda: len(watch._free) == 3)
     world.all_reduce(buffer)
     assert len(cuda.events) == 3, "events are reused"
     world.close()

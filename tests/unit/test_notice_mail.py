@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 import socket
 import ssl
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from views import Lines
+from waits import PATIENCE
 
 from ortflow.launchers.supervision import notices as module
 from ortflow.launchers.supervision.notice_mail import composed
@@ -60,8 +62,16 @@ def free_port() -> int:
 
 
 def serving(post: Post, **options: Any) -> Controller:
-    server = Controller(post, hostname="127.0.0.1", port=free_port(), server_hostname="localhost", **options)
-    server.start()
+    for left in reversed(range(3)):
+        server = Controller(
+            post, hostname="127.0.0.1", port=free_port(), server_hostname="localhost", ready_timeout=PATIENCE, **options
+        )
+        try:
+            server.start()
+            break
+        except OSError as error:  # another process has taken the port
+            if error.errno != errno.EADDRINUSE or not left:
+                raise
     return server
 
 
@@ -171,10 +181,12 @@ def test_a_server_without_encryption_gets_no_mail_unless_asked(tmp_path: Path, p
 
 def test_a_server_that_hangs_or_is_absent_costs_a_limited_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LIMIT", 1.5)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
+    monkeypatch.setattr(module, "START", PATIENCE)
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as absent:
+        absent.bind(("127.0.0.1", 0))  # nobody else can listen there, and it does not
         begun = time.monotonic()
-        said = sent(tmp_path, mail(silent.getsockname()[1]), mail(free_port()))
-        assert time.monotonic() - begun < 30
+        said = sent(tmp_path, mail(silent.getsockname()[1]), mail(absent.getsockname()[1]))
+        assert time.monotonic() - begun < PATIENCE
     assert "did not answer in time" in said[0]
     assert "Connection refused" in said[1]
 

@@ -15,6 +15,7 @@ from lazy_cuda import LazyCuda, LazyNccl
 from messages import mentions
 from thread_nccl import array_at
 from thread_wire import on_threads
+from waits import PATIENCE
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.nccl import NcclCommunicator
@@ -24,7 +25,6 @@ from ortflow.workflow.layout import share
 from ortflow.workflow.trainer import peer_sums
 from ortflow.workflow.trainer.peer_sums import PeerSums
 
-PATIENCE = 20.0
 PLAIN = PeerKernels
 
 
@@ -241,8 +241,8 @@ def test_a_lost_rank_ends_the_wait() -> None:
             lost.wait(PATIENCE)
             return 0.0
         sums.begin_all_reduce(sync)
-        threading.Timer(0.2, world._end).start()
         begun = time.monotonic()
+        threading.Timer(0.2, world._end).start()
         sums.join()
         lost.set()
         return time.monotonic() - begun

@@ -16,6 +16,7 @@ from graph_build_models import built, run_file
 from messages import says
 from queued import Fake, network, state_of, steps_of
 from shuffled_cuda import ShuffledCuda
+from waits import wait_until
 
 from ortflow.workflow.data.batches import StepBatch
 from ortflow.workflow.data.epoch_positions import Position
@@ -184,9 +185,8 @@ def test_one_step_is_prefetched_while_another_is_computed() -> None:
     with prefetched(as_steps(steps), asked.append, worthwhile=0) as ahead:
         for number, step in enumerate(ahead):
             assert step.micro_batches is steps[number]
-            wanted, until = min(number + 2, len(steps)), time.monotonic() + 10
-            while len(asked) < wanted and time.monotonic() < until:
-                time.sleep(0.001)
+            wanted = min(number + 2, len(steps))
+            wait_until(lambda wanted=wanted: len(asked) >= wanted)
             time.sleep(0.02)  # in which a thread that reads further ahead would show
             assert len(asked) == wanted
     assert [id(each) for each in asked] == [id(each) for each in steps]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
+from waits import PATIENCE, wait_until
 
 PROGRAM = """
 import os, subprocess, sys
@@ -31,11 +31,9 @@ time.sleep(300)
 def test_a_killed_rank_leaves_no_process_behind(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     with subprocess.Popen([sys.executable, "-c", RANK, PROGRAM, str(pids)]) as rank:
-        end = time.monotonic() + 60
-        while not pids.exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_until(pids.exists)
         processes = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
         assert len(processes) == 2
         rank.kill()
-    _, left = psutil.wait_procs(processes, timeout=30)
+    _, left = psutil.wait_procs(processes, timeout=PATIENCE)
     assert left == []

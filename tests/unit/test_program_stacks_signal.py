@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from waits import PATIENCE, wait_until
 
 from ortflow.launchers.attempts.stacks import stack_in
 from ortflow.workflow.program import stacks
@@ -47,7 +48,9 @@ def test_a_process_without_a_handler_gets_no_signal(tmp_path: Path, monkeypatch:
                     pass
             thread = stacks.write_stacks(lambda _, log=log: log, 0, [client], child.pid)
             assert thread is not None
-            thread.join(20)
+            thread.join(PATIENCE)
+            if does == "waits":  # faulthandler writes in the program, when that has its turn
+                wait_until(lambda log=log: (stack := stack_in(log.read_text())) and stack[0].function == "waits")
             alive.append(child.poll() is None)
             child.kill()
         read.append(stack_in(log.read_text()))

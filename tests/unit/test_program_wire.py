@@ -6,6 +6,7 @@ import socket
 import threading
 
 import pytest
+from waits import PATIENCE
 
 from ortflow.workflow.program.wire import MAX_LINE, Connection, Lines, WireError, decode, encode, parse_address
 
@@ -55,7 +56,7 @@ def test_several_threads_may_send_and_closing_ends_a_receiver() -> None:
     waiting = threading.Thread(target=lambda: end.append(receiver.receive()))
     waiting.start()
     sender.close()
-    waiting.join(5)
+    waiting.join(PATIENCE)
     assert end == [None]
     receiver.close()
 

@@ -9,6 +9,7 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waits import PATIENCE
 
 from ortflow.launchers.remote import command_lines
 
@@ -18,7 +19,7 @@ NASTY = st.text("$`'\"\\!*?~#&|;<>(){}[] \n\t\r=%^-a", max_size=12)
 
 def shell(line: str) -> str:
     done = subprocess.run(
-        ["sh", "-c", line], capture_output=True, check=True, timeout=30, env={"HOME": "/h", "PATH": "/bin"}
+        ["sh", "-c", line], capture_output=True, check=True, timeout=PATIENCE, env={"HOME": "/h", "PATH": "/bin"}
     )
     return done.stdout.decode()
 
@@ -66,7 +67,7 @@ def test_a_python_runs_the_source_with_its_request() -> None:
 def test_an_old_python_reports_its_version(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_lines, "START", command_lines.START.replace("(3, 10)", "(9, 9)"))
     line = command_lines.python_line(sys.executable, "print('ran')")
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=30)
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"{command_lines.TOO_OLD} {sys.version_info[0]}.{sys.version_info[1]}\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,7 @@ def test_a_connection_that_breaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
 
 
 def test_the_folder_of_the_sockets_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    short = Path("/tmp") / f"o{os.getpid()}"
-    short.mkdir(mode=0o700)
+    short = Path(tempfile.mkdtemp(prefix="o", dir="/tmp"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
     folder = short / f"ortflow-ssh-{os.getuid()}"
     try:

@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import write_run
 from typer.testing import CliRunner
+from waits import PATIENCE
 
 from ortflow.cli.app import command_line
 from ortflow.launchers.report.curves import reduced, sparkline, ticks
@@ -180,12 +181,13 @@ def test_the_server_makes_the_page_at_each_load_for_this_machine(tmp_path: Path)
         address = f"http://127.0.0.1:{found.server_port}"
         assert found.server_address[0] == "127.0.0.1"
         for expected in ("one", "two"):
-            with urllib.request.urlopen(f"{address}/", timeout=10) as answer:
+            with urllib.request.urlopen(f"{address}/", timeout=PATIENCE) as answer:
                 assert answer.read().decode() == expected
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{address}/etc/passwd", timeout=10)
+            urllib.request.urlopen(f"{address}/etc/passwd", timeout=PATIENCE)
+        request = urllib.request.Request(address, headers={"Host": "evil.example:80"})
         with pytest.raises(urllib.error.HTTPError, match="421"):
-            urllib.request.urlopen(urllib.request.Request(address, headers={"Host": "evil.example:80"}), timeout=10)
+            urllib.request.urlopen(request, timeout=PATIENCE)
     finally:
         found.shutdown()
         found.server_close()

@@ -6,12 +6,12 @@ import json
 import os
 import subprocess
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from in_process import command_here
 from project import ORTFLOW, environment
+from waits import PATIENCE, wait_until
 
 from ortflow.workflow.run.rundir import RunDir
 
@@ -65,8 +65,9 @@ def end(run: RunDir, outcome: str = "finished", **fields: object) -> None:
 
 def leave(place: Path, state: str = "COMPLETED") -> None:
     """Every job has ended."""
-    jobs = place / "jobs"
-    jobs.write_text(jobs.read_text().replace("PENDING", state).replace("RUNNING", state))
+    jobs, new = place / "jobs", place / "jobs.new"
+    new.write_text(jobs.read_text().replace("PENDING", state).replace("RUNNING", state))
+    new.replace(jobs)  # at once: a command may be reading it
 
 
 def tell(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -123,9 +124,8 @@ def test_chains_by_name(place: Path) -> None:
 )
 def test_following_to_the_end(place: Path, outcome: str, fields: dict[str, str], code: int) -> None:
     def run_supervisor() -> None:
-        run, limit = run_dir(place), time.monotonic() + 30
-        while "submit" not in [record["event"] for record in run.read_attempts()] and time.monotonic() < limit:
-            time.sleep(0.05)
+        run = run_dir(place)
+        wait_until(lambda: "submit" in [record["event"] for record in run.read_attempts()])
         run.events(0).parent.mkdir()
         run.events(0).write_text('{"event":"finished","time":1.0,"attempt":0,"rank":0,"step":10}\n')
         end(run, outcome, **fields)
@@ -166,8 +166,9 @@ def test_a_log_that_has_not_begun_is_explained(place: Path) -> None:
     ) as follower:  # fmt: skip
         assert follower.stderr is not None
         assert "one is pending: waits for free nodes" in follower.stderr.readline()
-        end(run_dir(place))
+        # Before its end is on record: the follower stops there.
         run_dir(place).log(0, 0).parent.mkdir(parents=True)
         run_dir(place).log(0, 0).write_text("hello\n")
+        end(run_dir(place))
         leave(place)
-        assert follower.communicate(timeout=60)[0] == "hello\n"
+        assert follower.communicate(timeout=PATIENCE)[0] == "hello\n"

@@ -78,11 +78,11 @@ def test_a_job_that_may_not_be_queued_again(path: Path) -> None:
 
 
 def test_a_command_that_hangs_is_given_up(path: Path) -> None:
-    write(path, "squeue", "exec sleep 30")
+    write(path, "squeue", "exec sleep 300")
     begun = time.monotonic()
     with pytest.raises(NoAnswer, match="squeue had no answer within"):
         Slurm().mine(0.3)
-    assert time.monotonic() - begun < 5
+    assert time.monotonic() - begun < 100
 
 
 def test_a_plugin_that_does_not_load(path: Path) -> None:

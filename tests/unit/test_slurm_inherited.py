@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from run_files import spec_of
 from slurm_scripts import PLAIN
+from waits import PATIENCE
 
 from ortflow.manifests.slurm import script
 from ortflow.manifests.slurm.inherited import OPTIONS, variable
@@ -35,7 +36,7 @@ def seen(tmp_path: Path, given: dict[str, str], slurm: dict[str, object], **sect
     (tmp_path / "job.sh").write_text(text)
     done = subprocess.run(
         ["bash", "job.sh"], cwd=tmp_path, env={"PATH": "/usr/bin:/bin", **given}, capture_output=True, text=True,
-        check=True, timeout=20,
+        check=True, timeout=PATIENCE,
     )  # fmt: skip
     assert done.stderr == ""
     return dict(line.split("=", 1) for line in done.stdout.splitlines() if line.startswith("SLURM_"))
@@ -65,8 +66,10 @@ def test_either_warning_reaches_the_supervisor_process(
     run_supervisor = tmp_path / "run_supervisor"
     run_supervisor.write_text(
         f"#!{sys.executable}\nimport signal, time\nprint('here', flush=True)\ntime.sleep(0.5)\n"
-        "for one in (signal.SIGUSR1, signal.SIGUSR2): signal.signal(one, lambda *_: exit(5))\n"
-        "print('listens', flush=True)\ntime.sleep(20)\n"
+        # Blocked meanwhile: an earlier signal may come only now, on a busy machine.
+        "both = (signal.SIGUSR1, signal.SIGUSR2)\nsignal.pthread_sigmask(signal.SIG_BLOCK, both)\n"
+        "for one in both: signal.signal(one, lambda *_: exit(5))\n"
+        "print('listens', flush=True)\nsignal.pthread_sigmask(signal.SIG_UNBLOCK, both)\ntime.sleep(300)\n"
     )
     run_supervisor.chmod(0o755)
     slurm = {"prologue": ["echo begins; sleep 0.3"], "epilogue": epilogue}
@@ -78,4 +81,4 @@ def test_either_warning_reaches_the_supervisor_process(
             assert shell.stdout.readline() == f"{word}\n"
             shell.send_signal(number)
         assert shell.stdout.read() == ("over\n" if epilogue else "")
-        assert shell.wait(20) == 5
+        assert shell.wait(PATIENCE) == 5

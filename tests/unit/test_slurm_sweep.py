@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_slurm import Fake, late
 from slurm_scripts import CASES, PLAIN, common
+from waits import PATIENCE
 
 from ortflow.cli import sweep as cli
 from ortflow.cli.sweep_table import results
@@ -195,7 +196,7 @@ def test_bash_puts_the_task_in_place(tmp_path: Path) -> None:
     run_supervisor.chmod(0o755)
     text = script(spec, replace(placement, run_supervisor_python=str(run_supervisor)))
     environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "12"}
-    subprocess.run(["bash", "-c", text], env=environment, check=True, timeout=20)
+    subprocess.run(["bash", "-c", text], env=environment, check=True, timeout=PATIENCE)
     expected = ["-m", "ortflow.launchers.slurm.run_supervisor", str(placement.run_dir), "--", *launch(spec, placement)]
     assert words.read_bytes().decode().split("\0")[:-1] == [word.replace(TASK, "12") for word in expected]
 

@@ -6,28 +6,38 @@ import subprocess
 import sys
 from pathlib import Path
 
+from waits import PATIENCE
+
 from ortflow.launchers.attempts.stacks import Frame, stack_in, stacks_of, waited_for, where
 from ortflow.workflow.run.hang import PROGRAM_STACKS
 from ortflow.workflow.run.rundir import RunDir
 
 HANGING = """
-import sys, threading, time
+import os, sys, threading, time
 from ortflow.workflow.run.hang import HangWatch
 from ortflow.workflow.run.signals import StopFlag
 
-def turns_in_circles():
-    end = time.monotonic() + 3
-    while time.monotonic() < end:
-        pass
+def turns_in_circles(before):  # until all is written: for a second, nothing more
+    size, changed, begun = 0, 0.0, time.monotonic()
+    while not size or time.monotonic() - changed < 1:
+        assert time.monotonic() - begun < 100
+        if os.fstat(2).st_size - before != size:
+            size, changed = os.fstat(2).st_size - before, time.monotonic()
 
 stop = StopFlag()
 stop.watch_for_hangs(HangWatch(1.0))
 threading.Thread(target=time.sleep, args=(4,), daemon=True).start()
-for _ in range(20):
+moves, begun = 0, time.monotonic()
+while moves < 20:  # for longer than the limit
+    last, begun = begun, time.monotonic()
     stop.reason
-    time.sleep(0.1)  # moves for longer than the limit
+    moves += 1
+    if time.monotonic() - last > 0.3:  # a busy machine holds it up
+        print("held up", file=sys.stderr, flush=True)
+        moves = 0
+    time.sleep(0.1)
 print("moved", file=sys.stderr, flush=True)
-turns_in_circles()
+turns_in_circles(os.fstat(2).st_size)
 """
 
 
@@ -36,8 +46,9 @@ def test_a_process_that_hangs_writes_where(tmp_path: Path) -> None:
     log = run.log(0, 0)
     log.parent.mkdir(parents=True)
     with log.open("wb") as file:
-        subprocess.run([sys.executable, "-c", HANGING], stderr=file, check=True, timeout=60)
-    assert log.read_text().index("moved") < log.read_text().index("Timeout")
+        subprocess.run([sys.executable, "-c", HANGING], stderr=file, check=True, timeout=PATIENCE)
+    text = log.read_text().rpartition("held up\n")[2]
+    assert text.index("moved") < text.index("Timeout")
     stacks = stacks_of(run, 0, 2)
     assert stacks[1] is None
     assert stacks[0] is not None
@@ -48,9 +59,11 @@ def test_a_process_that_hangs_writes_where(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_hangs_before_its_first_check_writes_too(tmp_path: Path) -> None:
-    program = HANGING.partition("threading.Thread")[0].replace("1.0", "0.5") + "turns_in_circles()"
-    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, text=True, check=True, timeout=60)
-    stack = stack_in(done.stderr)
+    program = HANGING.partition("threading.Thread")[0].replace("HangWatch(1.0)", "HangWatch(0.5)")
+    with (tmp_path / "log").open("wb") as file:
+        command = [sys.executable, "-c", f"{program}turns_in_circles(0)"]
+        subprocess.run(command, stderr=file, check=True, timeout=PATIENCE)
+    stack = stack_in((tmp_path / "log").read_text())
     assert stack is not None
     assert stack[0].function == "turns_in_circles"
 

@@ -12,7 +12,9 @@ import pytest
 from project import environment
 from recorded_runs import write_run
 from terminal import Terminal
+from waits import PATIENCE
 
+from ortflow.cli import top_keys
 from ortflow.cli.top_keys import Keys, decoded
 
 TOP = [sys.executable, "-m", "ortflow", "top"]
@@ -98,21 +100,24 @@ def test_keys_are_decoded() -> None:
     assert decoded(b"\x1b[15~\x1b[1;5Cs\xc3\xa4") == ["s"]  # F5, Ctrl with an arrow, and a letter of two bytes
 
 
-def test_an_arrow_may_arrive_in_parts() -> None:
+def test_an_arrow_may_arrive_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """As over ssh. An escape that nothing follows is the key Esc; a closed terminal is an end."""
     reads, writes = os.pipe()
     keys = Keys(reads)
     os.write(writes, b"\x1b")
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         time.sleep(0.02)
         os.write(writes, b"[A")
         os._exit(0)
-    assert keys.wait(1) == ["up"]
-    os.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(top_keys, "_REST_SECONDS", PATIENCE)
+        assert keys.wait(PATIENCE) == ["up"]
+    os.waitpid(child, 0)
     os.write(writes, b"s\x1b")
-    assert keys.wait(1) == ["s", "escape"]
+    assert keys.wait(PATIENCE) == ["s", "escape"]
     assert keys.wait(0.01) == []
     os.close(writes)
     with pytest.raises(EOFError):
-        keys.wait(1)
+        keys.wait(PATIENCE)
     os.close(reads)
