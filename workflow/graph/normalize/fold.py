@@ -42,6 +42,9 @@ def fold_integers(model: onnx.ModelProto) -> None:
                 if name in scales or (is_whole(value) and name not in constants.inexact):
                     tensors.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
                     continue
+            if node.op_type not in ("If", "Resize"):
+                nodes.append(node)
+                continue
             replacement = by_axes(node, constants, types, fresh) or chosen_branch(node, constants, fresh)
             changed = changed or replacement is not None
             nodes += replacement or [node]
