@@ -88,7 +88,7 @@ def _without_gradient(model: onnx.ModelProto, view: _View) -> list[onnx.NodeProt
     for node in (nodes[place] for place in sorted(path.nodes)):
         if (node.domain, node.op_type) not in RULES:
             without_rule.append(node)
-        for branch in subgraphs_of(node, context, path.values):
+        for branch in subgraphs_of(node, context, path.values) if node.attribute else ():
             without_rule += _without_gradient(branch.model, _view(branch.model, branch.variables, branch.losses))
     return without_rule
 
@@ -111,7 +111,7 @@ def _expand_once(
     changed = False
     for place, node in enumerate(model.graph.node):
         replacement = _replacement(node, context) if place in path.nodes else None
-        for branch in subgraphs_of(node, context, path.values) if place in path.nodes else ():
+        for branch in subgraphs_of(node, context, path.values) if node.attribute and place in path.nodes else ():
             if _expand_once(branch.model, branch.variables, branch.losses, expanded, context.fresh) is None:
                 replace(branch.graph.node, branch.model.graph.node)
                 changed = True

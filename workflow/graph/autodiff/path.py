@@ -68,10 +68,13 @@ def gradient_path(
 def _floating_edges(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> tuple[set[str], set[str]]:
     if stops_gradient(node):
         return set(), set()
-    stops = _STOPS.get(node.op_type, ())
-    sources = {name for place, name in enumerate(node.input) if name and place not in stops}
-    for graph in walk.subgraphs(node):
-        sources |= walk.captured(graph)
+    stops = _STOPS.get(node.op_type)
+    if stops is None and not node.attribute:
+        sources = walk.inputs(node)
+    else:
+        sources = {name for place, name in enumerate(node.input) if name and place not in (stops or ())}
+        for graph in walk.subgraphs(node):
+            sources |= walk.captured(graph)
     floating = {name for name in sources if shapes.element_type(types, name) in _FLOATING}
     results = {name for name in node.output if name and shapes.element_type(types, name) in _FLOATING}
     return floating, results

@@ -84,12 +84,21 @@ def check_inferred(model: onnx.ModelProto, location: str) -> None:
     limits = _Sizes(model, location, only_constants=False, large_too=False)
     scope = {t.name: _Value(None, cheap=math.prod(t.dims) <= SMALL) for t in model.graph.initializer}
     data = _Value(None)
+    fitting: set[bytes] = set()
     for node in model.graph.node:
-        cheap = not any(walk.subgraphs(node)) and _is_cheap(node, [scope.get(name) for name in node.input if name])
+        closed = not node.attribute or not any(walk.subgraphs(node))
+        cheap = closed and _is_cheap(node, [scope.get(name) for name in node.input if name])
         for name in node.output:
-            value = _Value(types.get(name), cheap=cheap)
-            scope[name] = value if cheap else data
-            limits.check(node, value)
+            if cheap:
+                scope[name] = _Value(types.get(name), cheap=True)
+                limits.check(node, scope[name])
+                continue
+            scope[name] = data
+            # Few types differ in a large model.
+            content = types[name].SerializeToString(deterministic=True) if name in types else b""
+            if content not in fitting:
+                limits.check(node, _Value(types.get(name)))
+                fitting.add(content)
 
 
 @dataclass
@@ -166,7 +175,7 @@ class _Sizes:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
             scope[node.output[0]] = self._held(node.attribute[0].t)
             return
-        inner = list(walk.subgraphs(node))
+        inner = list(walk.subgraphs(node)) if node.attribute else ()
         for graph in inner:
             self.graph(graph, scope)
         read = [scope.get(name) for name in node.input if name]
@@ -189,24 +198,22 @@ class _Sizes:
 
     def _infer(self, node: onnx.NodeProto, scope: _Scope) -> _Scope:
         """Infer the types of a node's outputs; an output whose type cannot be inferred has none."""
-        unknown = {name: _Value(None) for name in node.output if name}
         inputs = {name: scope[name] for name in node.input if name in scope}
         types = {name: value.type for name, value in inputs.items() if value.type is not None}
         schema = self._schema(node)
-        if schema is None or any(walk.subgraphs(node)) or any(name and name not in types for name in node.input):
-            return unknown
+        with_graphs = bool(node.attribute) and any(walk.subgraphs(node))
+        if schema is None or with_graphs or not types.keys() >= walk.inputs(node):
+            return {name: _Value(None) for name in node.output if name}
         data = {n: numpy_helper.from_array(value.array) for n, value in inputs.items() if value.array is not None}
         if data:
-            return {
-                **unknown,
-                **{name: _Value(type_) for name, type_ in self._types(schema, node, types, data).items()},
-            }
+            inferred = self._types(schema, node, types, data)
+            return {name: _Value(inferred.get(name)) for name in (*filter(None, node.output), *inferred)}
         # Layers repeat: most nodes of a large model have an equal one before them.
         key = (
             node.op_type, node.domain,
-            None, *(attribute.SerializeToString(deterministic=True) for attribute in node.attribute),
-            None, *(self._content(types[name]) if name else None for name in node.input),
-            None, *(bool(name) for name in node.output),
+            *[attribute.SerializeToString(deterministic=True) for attribute in node.attribute],
+            None, *[self._content(types[name]) if name else None for name in node.input],
+            None, *map(bool, node.output),
         )  # fmt: skip
         if key not in self._inferred:
             outputs = self._types(schema, node, types, {})

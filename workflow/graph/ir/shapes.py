@@ -5,6 +5,7 @@ Large weights are withheld from onnx's native code, which would copy them severa
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 
@@ -23,6 +24,8 @@ _ALIKE = frozenset(["BiasGelu", "FastGelu", "Gelu", "GroupNormalization", "Quick
 """Operators of com.microsoft, unknown to onnx, whose first output has the shape of their first input."""
 PROPAGATED = 1 << 20
 """Vectors of at most this many elements are followed by inference through nodes that compute shapes."""
+_newest: tuple[bytes, onnx.ModelProto] | None = None
+"""Of the newest inference: a hash of the graph, and the descriptions of its values."""
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -64,6 +67,7 @@ def infer(model: onnx.ModelProto, descriptions: Sequence[onnx.ValueInfoProto] = 
 
 
 def _inferred(model: onnx.ModelProto, descriptions: Sequence[onnx.ValueInfoProto] = ()) -> onnx.ModelProto:
+    """A model without nodes whose graph describes the values; callers must not change it."""
     light = without_weights(model)
     described_names = {value.name for value in descriptions}
     outputs_of_kernels = {
@@ -74,15 +78,27 @@ def _inferred(model: onnx.ModelProto, descriptions: Sequence[onnx.ValueInfoProto
     light.graph.value_info.extend([*descriptions, *kernel_values])
     for node in light.graph.node:
         _stand_in(node)
-    try:
-        if _is_described(model):
-            # Shapes are known, and an inference without `data_prop` would only count vectors once more.
-            return shape_inference.infer_shapes(light, data_prop=_vectors(model) <= PROPAGATED)
-        inferred = shape_inference.infer_shapes(light)
-        return inferred if _vectors(inferred) > PROPAGATED else shape_inference.infer_shapes(light, data_prop=True)
-    except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(f"the shapes within the model contradict each other: {reason[:300]}", fix=_AGAIN) from None
+    # Several passes ask about the same graph, one after another, and inference takes ten times as long as the hash.
+    global _newest
+    digest = hashlib.sha256(light.SerializeToString(deterministic=True)).digest()
+    known = _newest
+    if known is None or known[0] != digest:
+        try:
+            inferred = _inferred_anew(model, light)
+        except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(f"the shapes within the model contradict each other: {reason[:300]}", fix=_AGAIN) from None
+        del inferred.graph.node[:]
+        known = _newest = digest, inferred
+    return known[1]
+
+
+def _inferred_anew(model: onnx.ModelProto, light: onnx.ModelProto) -> onnx.ModelProto:
+    if _is_described(model):
+        # Shapes are known, and an inference without `data_prop` would only count vectors once more.
+        return shape_inference.infer_shapes(light, data_prop=_vectors(model) <= PROPAGATED)
+    inferred = shape_inference.infer_shapes(light)
+    return inferred if _vectors(inferred) > PROPAGATED else shape_inference.infer_shapes(light, data_prop=True)
 
 
 def _stand_in(node: onnx.NodeProto) -> None:
@@ -145,7 +161,10 @@ def _vectors(model: onnx.ModelProto) -> int:
 
 
 def value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Value name -> type with shape, for inputs, initializers, outputs and every value that inference reaches."""
+    """Value name -> type with shape, for inputs, initializers, outputs and every value that inference reaches.
+
+    Callers may change the dictionary, but not the types, which calls for the same graph share.
+    """
     graph = _inferred(model).graph
     types = {v.name: v.type for part in (graph.input, graph.value_info, graph.output) for v in part}
     for tensor in graph.initializer:

@@ -130,8 +130,10 @@ def _read_by(
     readers: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in nodes:
         for place, name in enumerate(node.input):
-            if name:
-                readers.setdefault(name, []).append((node, place))
+            if name in readers:
+                readers[name].append((node, place))
+            elif name:
+                readers[name] = [(node, place)]
         for subgraph in closed(node) if node.attribute else ():
             for name in captured(subgraph):
                 readers.setdefault(name, []).append((node, -1))

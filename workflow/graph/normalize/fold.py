@@ -43,6 +43,9 @@ def fold_integers(model: onnx.ModelProto) -> None:
                     # ascontiguousarray makes a vector of a scalar.
                     tensors.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
                     continue
+            if node.op_type not in ("If", "Resize"):
+                nodes.append(node)
+                continue
             replacement = by_axes(node, constants, types, fresh) or chosen_branch(node, constants, fresh)
             changed = changed or replacement is not None
             nodes += replacement or [node]

@@ -35,6 +35,8 @@ def forget_negative_sizes(model: onnx.ModelProto) -> None:
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:
     """Convert the main graph's Constant nodes to initializers with the same names, in place."""
+    if not any(node.op_type == "Constant" for node in model.graph.node):
+        return
     nodes_left = []
     for node in model.graph.node:
         tensor = constant_of(node)
@@ -82,6 +84,8 @@ def pad_before_pooling(model: onnx.ModelProto) -> None:
 
     ONNX Runtime 1.19 divides by the full window size even where a window extends beyond the padding.
     """
+    if not any(node.op_type == "AveragePool" for node in model.graph.node):
+        return
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         attributes = attributes_of(node) if node.op_type == "AveragePool" else {}
@@ -108,6 +112,8 @@ def drop_transposes_that_move_nothing(model: onnx.ModelProto) -> None:
 
     ONNX Runtime's GemmTransposeFusion assumes that each Transpose before a Gemm swaps the axes.
     """
+    if not any(node.op_type == "Transpose" for node in model.graph.node):
+        return
     outputs = {value.name for value in model.graph.output}
     source: dict[str, str] = {}
     nodes_left = []
@@ -131,6 +137,8 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
     a uniform tensor becomes a parameter of its own, under the alias' name, as in the module. If the alias is the only
     reader of the weight (a clone in forward), it is the weight itself.
     """
+    if not any(node.op_type == "Identity" for node in model.graph.node):
+        return []
     readers = walk.consumers(model.graph)
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}
     outputs = {value.name for value in model.graph.output}

@@ -71,18 +71,18 @@ def _has_folded(node: onnx.NodeProto, initializers: set[str]) -> bool:
 
 def folded_scales(model: onnx.ModelProto, roles: Roles) -> list[str]:
     """Scales and shifts of normalisations that became constants, and would not be trained."""
-    producers, consumers = walk.producers(model.graph), walk.readers(model.graph)
     lost = scopes.exported_tensors(model)["PARAMETER"]
     present = {tensor.name for tensor in model.graph.initializer}
     if lost and present.issuperset(lost):
         return []
+    folded = [r.name for r in roles if r.role == "constant" and r.count > 1 and is_folded_name(r.name)]
+    if not folded:
+        return []
+    producers, consumers = walk.producers(model.graph), walk.readers(model.graph)
     scales = [
-        role.name
-        for role in roles
-        if role.role == "constant"
-        and role.count > 1
-        and is_folded_name(role.name)
-        and any(_scales_a_norm(node, place, producers) for node, place in role_heuristics.uses(role.name, consumers))
+        name
+        for name in folded
+        if any(_scales_a_norm(node, place, producers) for node, place in role_heuristics.uses(name, consumers))
     ]
     if not scales:
         return []

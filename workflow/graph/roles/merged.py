@@ -26,9 +26,11 @@ Use = tuple[onnx.NodeProto, int]
 
 def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
     """One sentence for each trained parameter that stands for several, judged by its readers."""
-    consumers, producers = walk.readers(model.graph), walk.producers(model.graph)
     moving = ("trained", "state")
     uniform = [t for t in model.graph.initializer if roles[t.name].role in moving and _is_uniform(t)]
+    if not uniform:
+        return []
+    consumers, producers = walk.readers(model.graph), walk.producers(model.graph)
     sentences = []
     for tensor in uniform:
         uses = role_heuristics.uses(tensor.name, consumers)
