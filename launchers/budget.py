@@ -13,7 +13,7 @@ from ortflow.launchers.records import Outcome, Used
 from ortflow.launchers.view.lines import counted
 
 if TYPE_CHECKING:
-    from ortflow.workflow.spec.run import Backoff, Restart
+    from ortflow.workflow.spec.restart import Backoff, Restart
 
 MOST_WITHOUT_STEP = 5
 """Attempts in a row that may end without a step. More indicate a lasting cause, such as too short a time limit."""

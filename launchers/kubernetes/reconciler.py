@@ -19,7 +19,7 @@ from ortflow.launchers.kubernetes.reasons import end_reason
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import given_up, is_settled, refused
 from ortflow.launchers.records import Outcome, State, Used, attempts_without_step, state, used
-from ortflow.workflow.spec.run import Restart
+from ortflow.workflow.spec.restart import Restart
 
 LATE = 15.0
 """Seconds beyond its grace period after which a terminating pod counts as lost: its node does not answer."""

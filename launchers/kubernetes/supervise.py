@@ -45,7 +45,7 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, Ort
 from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import run_directory
-from ortflow.workflow.spec.run import Restart
+from ortflow.workflow.spec.restart import Restart
 from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 PERIOD = 3.0

@@ -20,7 +20,7 @@ from ortflow.launchers.records import Outcome, Used
 from ortflow.launchers.supervision.supervised import View
 from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.notify import Notify
-from ortflow.workflow.spec.run import Restart
+from ortflow.workflow.spec.restart import Restart
 from ortflow.workflow.system.clock import Clock
 from ortflow.workflow.system.module_process import start_module
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from ortflow.launchers.attempts.cause import Cause
 from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.notify import Notify
-from ortflow.workflow.spec.run import Restart, RunSpec
+from ortflow.workflow.spec.restart import Restart
+from ortflow.workflow.spec.run import RunSpec
 
 GRACE = 30.0
 """Seconds that ranks have to save and stop, unless the backend sets another limit."""

@@ -14,7 +14,8 @@ from functools import cache
 from typing import Any
 
 from ortflow.workflow.spec.kubernetes import KubernetesBackend
-from ortflow.workflow.spec.run import MonitorSection, Resources
+from ortflow.workflow.spec.monitor import MonitorSection
+from ortflow.workflow.spec.resources import Resources
 
 # Go's encoder escapes them even with SetEscapeHTML(false), as in toRawJson: JavaScript before ES2019 ends a line there.
 _ESCAPES = {"\u2028": "\\u2028", "\u2029": "\\u2029"}

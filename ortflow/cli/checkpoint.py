@@ -226,7 +226,7 @@ def _checkpoint_directory(run_file: Path, root: Path) -> str:
     import yaml
 
     from ortflow.workflow.run.rundir import relocated
-    from ortflow.workflow.spec.run import CheckpointSection
+    from ortflow.workflow.spec.checkpoint import CheckpointSection
     from ortflow.workflow.system.files import read_whole
 
     try:

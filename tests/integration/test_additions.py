@@ -96,7 +96,7 @@ KEY = Addition(
     "A key of the run file",
     [
         (
-            "workflow/spec/run.py",
+            "workflow/spec/monitor.py",
             '    runtime_log: Literal["verbose"',
             '    greeting: Text | None = None\n    """Printed when an attempt begins."""\n',
         ),
@@ -177,7 +177,7 @@ LAYOUT = Addition(
     "A layout",
     [
         (
-            "workflow/spec/run.py",
+            "workflow/spec/parallel.py",
             "    zero: Literal[0, 1, 2, 3] = 0",
             '    sums: Literal["fp32", "fp64"] = "fp32"\n    """Precision of sums over the replicas."""\n',
         ),

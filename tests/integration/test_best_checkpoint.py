@@ -16,7 +16,7 @@ from tiny_runs import RUN, STEPS, Tiny
 
 from ortflow.workflow.run.progress import Progress
 from ortflow.workflow.run.strike import FOLDER_VARIABLE, Plan
-from ortflow.workflow.spec.run import Best
+from ortflow.workflow.spec.checkpoint import Best
 from ortflow.workflow.steps.best import improves
 
 SETS = {"same": {"path": "other.arrow"}, "seen": {"path": "set.arrow"}}

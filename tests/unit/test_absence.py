@@ -28,7 +28,7 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_PREEMPTED, UserError
 from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.notify import Notify
-from ortflow.workflow.spec.run import Backoff, Restart
+from ortflow.workflow.spec.restart import Backoff, Restart
 
 
 def writes(path: Path) -> list[str]:

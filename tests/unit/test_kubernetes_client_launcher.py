@@ -35,7 +35,7 @@ from ortflow.launchers.view.plain import PlainView
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
-from ortflow.workflow.spec.run import Restart
+from ortflow.workflow.spec.restart import Restart
 
 RUN = """\
 name: digits

@@ -36,7 +36,7 @@ from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, SupervisedRun,
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.status import read_status
 from ortflow.workflow.run.rundir import RunDir
-from ortflow.workflow.spec.run import Backoff, Restart
+from ortflow.workflow.spec.restart import Backoff, Restart
 
 SUBMIT = {"event": "submit", "launcher": "kubernetes", "job": JOB}
 START = {"event": "start", "attempt": 0}

@@ -23,7 +23,7 @@ from ortflow.launchers.kubernetes.place import Place
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.supervise import SupervisedRun, supervise
 from ortflow.workflow.run.rundir import RunDir
-from ortflow.workflow.spec.run import Restart
+from ortflow.workflow.spec.restart import Restart
 
 __all__ = ["fake"]
 QUIET_SECONDS = 3.0

@@ -16,7 +16,7 @@ from ortflow.launchers.records import (
     state,
     used,
 )
-from ortflow.workflow.spec.run import Backoff, Restart
+from ortflow.workflow.spec.restart import Backoff, Restart
 
 SUBMIT = {"event": "submit", "launcher": "local", "new_budget": False}
 RENEW = {**SUBMIT, "new_budget": True}

@@ -19,7 +19,7 @@ from ortflow.launchers.supervision.supervised import Job, Running
 from ortflow.launchers.supervision.supervisor import Supervisor
 from ortflow.workflow.errors import EXIT_FAILURE, OrtflowError
 from ortflow.workflow.run.rundir import RunDir
-from ortflow.workflow.spec.run import Restart
+from ortflow.workflow.spec.restart import Restart
 
 HOURS = 7200 * 10**9
 

@@ -28,7 +28,7 @@ from ortflow.launchers.supervision.supervisor import Supervisor
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE
 from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.spec.notify import Notify
-from ortflow.workflow.spec.run import Backoff, Restart
+from ortflow.workflow.spec.restart import Backoff, Restart
 
 SECRET = "hunter2"
 

@@ -27,8 +27,10 @@ from ortflow.launchers.supervision.supervisor import Supervisor, _grew
 from ortflow.launchers.supervision.watch import PATIENCE, PATIENCE_REPORTED, TICK
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.run.rundir import RunDir, append_json_line
+from ortflow.workflow.spec.checkpoint import CheckpointSection
 from ortflow.workflow.spec.program import ProgramSection
-from ortflow.workflow.spec.run import Backoff, CheckpointSection, ProgramRunSpec, Restart, RunSpec
+from ortflow.workflow.spec.restart import Backoff, Restart
+from ortflow.workflow.spec.run import ProgramRunSpec, RunSpec
 from ortflow.workflow.system.disk_space import OutOfDisk
 
 PERIODS = 2 * TICK

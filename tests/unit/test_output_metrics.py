@@ -16,8 +16,8 @@ from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.spec.export import ExportSection
 from ortflow.workflow.spec.model import ModelSection
-from ortflow.workflow.spec.run import ExportSection
 from ortflow.workflow.trainer.output_metrics import OutputMetrics
 from ortflow.workflow.weights.variants import Judge, write_variants
 

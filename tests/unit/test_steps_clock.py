@@ -17,7 +17,7 @@ from ortflow.workflow.run.engine import Engine, Step
 from ortflow.workflow.run.events import EventLog
 from ortflow.workflow.run.record import EVENTS, read_records
 from ortflow.workflow.run.signals import BEAT_PERIOD, FILE_PERIOD, StopFlag
-from ortflow.workflow.spec.run import CheckpointSection
+from ortflow.workflow.spec.checkpoint import CheckpointSection
 from ortflow.workflow.steps import checkpoint as checkpoint_step
 from ortflow.workflow.steps.checkpoint import checkpoint
 from ortflow.workflow.steps.export import export

@@ -13,7 +13,7 @@ from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import PRODUCER, is_exported
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.spec.run import ExportSection
+from ortflow.workflow.spec.export import ExportSection
 from ortflow.workflow.weights.variants import path_of, write_variants
 
 RANDOM = np.random.default_rng(6)

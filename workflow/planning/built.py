@@ -69,6 +69,7 @@ def built(spec: TrainerRunSpec) -> Iterator[Built]:
             fix="start the run: its event memory reports it",
         )
     warnings: list[str] = []
+    # Nothing is fsynced in a scratch folder: the graphs of a small GPT cost 37 calls, seconds on a slow disk.
     with scratch_folder("ortflow-plan-") as folder:
         run_dir, report = RunDir(folder), Report(warn=warnings.append)
         if spec.run_dir is not None:

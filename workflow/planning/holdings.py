@@ -45,6 +45,8 @@ def state_of(
     # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
     parts["gradients"] += 2 * (end - start) * ITEM
     if division is not None:
+        # The ranks of a divided model gather shares of the whole state before a save (trainer/canonical.py): these are
+        # held beside the copy that is written.
         shares = _canonical(model_index, buffer_count, rank, division.grid.world_size)
         parts["checkpoint"] = shares + (shares if spec.on_gpus else min(shares, KEPT))
     return parts

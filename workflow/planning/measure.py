@@ -46,6 +46,7 @@ def micro_batch_seconds(built_run: Built, spec: TrainerRunSpec, threads: int) ->
             trainer.step(
                 [built_run.batch] * count, learning_rate=0.0, update=update + 1, seeds=[0] * count, control_values=[]
             )
+            # Not the first step, in which ONNX Runtime's arena grows.
             if update:
                 fastest[count] = min(fastest[count], time.perf_counter() - start)
     passes = max(fastest[2] - fastest[1], fastest[1] / 2)

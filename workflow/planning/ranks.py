@@ -127,6 +127,7 @@ def replays_of(spec: TrainerRunSpec, stages: Sequence[StagePasses]) -> list[Repl
     for rank in range(ranks):
         chunks = [stage.memory for stage in stages[rank::ranks]]
         if parallel.schedule == "gpipe":
+            # With one micro-batch, gpipe's backward pass follows at once, too, but its ranks open no joint graph.
             chunks = [replace(chunk, joint=None) for chunk in chunks]
         replays.append(replay(actions[rank], chunks))
     return replays

@@ -99,8 +99,10 @@ class Clock:
             half = self._spec.on_gpus and self._spec.train.precision in HALF_PRECISIONS
             fetched = index.trained * (2 if half else ITEM)
             return count * (2 * link.shift(fetched, many) + link.shift(size, many))
+        # Stage 2 reduces the gradients of each micro-batch to their shares, and gathers the parameters once.
         if zero == 2 and count > 1:
             return (count + 1) * link.shift(size, many)
+        # Stage 1 sends as much: its reduce-scatter and gather are the two halves of a ring's all-reduce.
         return link.all_reduce(size, many)
 
     def shared(self, division: Division, place: Place) -> float:

@@ -43,6 +43,7 @@ class Section(BaseModel):
     the whole run file, when a file is read.
     """
 
+    # Not strict, pydantic would take "10" and true for an integer, and "yes" for true.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     @model_validator(mode="before")
@@ -73,6 +74,8 @@ class Section(BaseModel):
             return super().model_rebuild(
                 force=force,
                 raise_errors=raise_errors,
+                # pydantic resolves names in annotations from the frame so many calls up (2.14): this method adds a
+                # call.
                 _parent_namespace_depth=_parent_namespace_depth + 1,
                 _types_namespace=_types_namespace,
             )
@@ -80,6 +83,8 @@ class Section(BaseModel):
 
 @contextmanager
 def _without_plugins() -> Iterator[None]:
+    # pydantic reads the variable whenever it builds a validator (2.14, plugin/_loader.py). It is put back, so that
+    # models of the user's program keep their plug-ins.
     before = os.environ.get(PLUGINS)
     os.environ[PLUGINS] = "1"
     try:

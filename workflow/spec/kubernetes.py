@@ -188,12 +188,17 @@ class KubernetesBackend(LauncherOptions):
     """Context of the kubeconfig that `ortflow` uses; the current one if not given."""
     python: Text = "python"
     """Interpreter in the image."""
+    # MPICH 5.0.2's mpirun ends with 255 when a host is lost. Open MPI 5.0.11's often ends with 0, and ignores the
+    # variable by which mpi-operator 0.8.2 names the hostfile (kubeflow/mpi-operator#842).
     mpi: Literal["mpich", "openmpi"] = "mpich"
     """The image's MPI."""
     launcher_as_worker: bool = False
     """Also run ranks in the launcher's pod."""
+    # A drain or eviction of a worker fails the launcher, too, and retries go on while the worker's successor waits for
+    # a node: each costs one (mpi-operator 0.8.2).
     backoff_limit: Seconds = 10
     """Launcher pods that may be lost before the operator gives up; failures of ranks do not count."""
+    # 0 would be no shorter grace but none: the kubelet then sends SIGKILL at once.
     grace_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 60
     """Seconds that ranks have to save when their pod is deleted or evicted."""
     ssh_port: Port = 2222
@@ -210,6 +215,7 @@ class KubernetesBackend(LauncherOptions):
     """More volumes of launcher and workers."""
     worker_cpu: Text | None = None
     """Cores of a worker, in Kubernetes' syntax, such as 1500m; `cpus_per_rank` for each rank if not given."""
+    # A container's own /dev/shm has 64 MiB, which is too little for NCCL.
     shared_memory: Text | None = None
     """Limit of /dev/shm: a number and a unit; a worker's memory if not given."""
     ephemeral_storage: Text | None = None
@@ -240,6 +246,7 @@ class KubernetesBackend(LauncherOptions):
     """More topology spread constraints of the workers, in Kubernetes' syntax."""
     priority_class: Text | None = None
     """Priority class of the pods."""
+    # The kubelet would expand $(NAME), and make one $ of two: rendering escapes them.
     env: dict[Text, Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(default_factory=no_keys)
     """Environment variables of the ranks, unchanged; in those of an overlay, Kubernetes replaces $(NAME)."""
     secret_env: dict[Text, Text] = Field(default_factory=no_keys)
@@ -258,6 +265,7 @@ class KubernetesBackend(LauncherOptions):
     """Create the job without starting pods until it is resumed."""
     gang: Gang | None = None
     """Place all workers together or none: needs an operator that was started with gang scheduling."""
+    # ttlSecondsAfterFinished of mpi-operator 0.8.2 deletes the launcher's Job, and its logs with it, and nothing else.
     time_to_live: Seconds | None = None
     """Seconds after the end at which the launcher's pod is deleted."""
     deadline: Text | None = None

@@ -42,6 +42,7 @@ class CrossEntropy(ClassLoss):
 
     kind: Literal["cross_entropy"]
     """Kind of loss."""
+    # onnxscript 0.7.2 drops label smoothing of an exported cross-entropy: a loss that the graph computes has none.
     label_smoothing: Fraction = 0.0
     """Weight of the uniform distribution in the target, as in torch.nn.CrossEntropyLoss."""
     class_weights: list[NonNegativeFloat] | Text | None = None

@@ -150,6 +150,7 @@ METRICS: dict[Metric, Properties] = {
     "mae": Properties("mean absolute error", {"values": "all elements"}, False),
     "mse": Properties("mean squared error", {"values": "all elements"}, False),
     "rmse": Properties("root of the mean squared error", {"values": "all elements"}, False),
+    # 1.17e-6 is the default of torchmetrics' mean_absolute_percentage_error.
     "mape": Properties("mean of the error / max(label, 1.17e-6), both absolute", {"values": "all elements"}, False),
     "r2": Properties("1 - squared errors / squared deviations of the labels", {"values": "all elements"}, True),
     "graph": Properties("your own ONNX graph, `path`", {"values": "`sum` / `weight`"}, False),

@@ -166,6 +166,8 @@ class ModelSection(Section):
     """What is recomputed for the backward pass, which takes less memory and more time, with the same results:
     `layers`, found by what repeats in the graph; glob patterns over modules (`h.*`) or node names; or the tensors that
     each layer ends with, one list per layer."""
+    # torch.onnx.export(dynamo=True) optimises by default: it folds weights into constants and merges initializers of
+    # equal values, such as all LayerNorm weights of a new model, which then train as one (torch 2.13 and 2.15).
     accept_inference_export: bool = False
     """Train a model although its file shows signs of an export for inference, which changes the training."""
     labels: list[Text] = Field(default_factory=no_items)

@@ -34,6 +34,7 @@ class Adam(OptimizerBase):
 
     name: Literal["adam", "adamw"]
     """The update rule."""
+    # YAML has lists alone, which strict mode refuses for a tuple (pydantic 2.14).
     betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), strict=False)
     """Decay rates of the first and second moment."""
     epsilon: PositiveFloat = 1e-8
@@ -134,6 +135,7 @@ class Adafactor(OptimizerBase):
     """Largest relative step at the schedule's peak; that of step t is at most 1 / sqrt(t)."""
     beta2_decay: Annotated[float, Field(le=0, allow_inf_nan=False)] = -0.8
     """Exponent of the step that gives the weight of the new squares in their average."""
+    # torch.optim.Adafactor's defaults: None stands there for the epsilon of the type, 2^-23 for float32.
     epsilon: tuple[PositiveFloat, NonNegativeFloat] = Field(default=(2.0**-23, 1e-3), strict=False)
     """Smallest root of the mean square of a gradient, and of a parameter in the size of its step."""
     clip_threshold: Annotated[float, Field(ge=1, allow_inf_nan=False)] = 1.0

@@ -61,6 +61,8 @@ class SlurmBackend(LauncherOptions):
 
     partition: Text | None = None
     """Partition, or several with commas."""
+    # A wrong account or QOS is refused only where the site enforces them (AccountingStorageEnforce): elsewhere the job
+    # runs all the same (22.05.8).
     account: Text | None = None
     """Account that is charged."""
     qos: Text | None = None
@@ -75,6 +77,7 @@ class SlurmBackend(LauncherOptions):
     """Nodes that the job must have, such as node[1-4,7]: it waits while one of them is down."""
     exclude: Text | None = None
     """Nodes that the job must not have."""
+    # sbatch also takes the id of a job that Slurm no longer knows, and starts this one at once (22.05.8).
     dependency: Text | None = None
     """Jobs to wait for, in Slurm's syntax: afterok:123."""
     begin: Text | None = None
@@ -85,6 +88,7 @@ class SlurmBackend(LauncherOptions):
     """Name of the job; by default the run's name."""
     mail: Mail = Mail.model_construct()
     """Mails from Slurm."""
+    # Under srun, --gpus-per-node and --gres show all GPUs of the node to each rank (Slurm 22.05).
     gpus_as: Literal["gpus-per-task", "gpus-per-node", "gres"] = "gpus-per-task"
     """Directive for the GPUs of `resources.gpus_per_rank`, as the site requires."""
     gres: Text | None = None
@@ -93,11 +97,16 @@ class SlurmBackend(LauncherOptions):
     """Which GPUs a rank sees, as srun's --gpu-bind; by default Slurm decides (with `gpus-per-task`, the rank's own)."""
     memory_per: Literal["node", "cpu"] = "node"
     """Whether `resources.memory` is requested as --mem, or divided by the cores of a node's ranks as --mem-per-cpu."""
+    # Of itself, Slurm requeues neither after the time limit nor after a failure of the program (22.05.8).
     requeue: bool = True
     """Let Slurm requeue the job after a preemption or the loss of a node."""
+    # Slurm may signal up to a minute early (man sbatch): 30 s ahead, the signal came 36 to 60 s before the end
+    # (22.05.8).
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 90
     """Seconds before the time limit at which the ranks are asked to save, at most half of the time left; follows a
     limit that is changed while the job runs."""
+    # The wrong one is silent: MPICH 5.0.2 and Open MPI 5.0.11 under none, and Open MPI under pmi2, make each rank a
+    # world of its own, and all exit with 0 (Slurm 22.05.8). MPICH needs pmi2: under pmix it aborts.
     mpi: Literal["auto", "pmi2", "pmix", "none", "mpirun"] = "auto"
     """How the ranks are started: srun's --mpi, or an mpirun inside the job."""
     srun_arguments: list[Text] = Field(default_factory=no_items)

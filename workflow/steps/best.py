@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.run.progress import Progress
+from ortflow.workflow.spec.checkpoint import Best
 from ortflow.workflow.spec.metrics import MetricSection, higher_is_better
-from ortflow.workflow.spec.run import Best
 from ortflow.workflow.steps.not_finite import is_comparable
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ortflow.workflow.run.progress import Progress
+from ortflow.workflow.spec.checkpoint import Best
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.metrics import MetricSection, higher_is_better
-from ortflow.workflow.spec.run import Best
 from ortflow.workflow.spec.train import EarlyStop
 
 

@@ -5,7 +5,7 @@ A run whose file gives no period saves every few minutes all the same: a killed 
 
 from __future__ import annotations
 
-from ortflow.workflow.spec.run import CheckpointSection
+from ortflow.workflow.spec.checkpoint import CheckpointSection
 
 DEFAULT_SECONDS = 300.0
 """Period of a run whose file gives none."""

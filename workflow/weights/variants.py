@@ -23,7 +23,7 @@ from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import PRODUCER, check_export
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.spec.run import ExportSection
+from ortflow.workflow.spec.export import ExportSection
 from ortflow.workflow.weights.table import Array
 
 Kind = Literal["optimized", "int8", "fp16"]

@@ -55,4 +55,6 @@ def _offload(spec: TrainerRunSpec) -> Iterator[Problem]:
 
 def is_slice(name: str) -> bool:
     """Whether a GPU of this name is a slice of one (MIG), such as 1g.10gb or nvidia.com/mig-1g.10gb."""
+    # Slices matter because a process enumerates one of them, however many it is shown (NVIDIA's MIG user guide, CUDA
+    # Device Enumeration: CUDA 11 and 12).
     return _SLICE.search(name) is not None

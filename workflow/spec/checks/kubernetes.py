@@ -21,9 +21,12 @@ HERE: KeyPath = ("backends", "kubernetes")
 STORAGE = ("claim", "create", "host_path", "nfs", "s3", "empty_dir")
 OWN_VARIABLES = frozenset({"PYTHONUNBUFFERED", "XDG_CACHE_HOME", "PYTHONDONTWRITEBYTECODE", "CUDA_CACHE_PATH"})
 """Environment variables of the pods that ortflow sets, besides ORTFLOW_*."""
+# K_MPI_ is mpi-operator's (K_MPI_JOB_ROLE), KUBERNETES_ the kubelet's, which tells pods the API server's address so.
 OWN_PREFIXES = ("ORTFLOW_", "K_MPI_", "KUBERNETES_")
 OWN_LABELS = ("ortflow.dev/", "training.kubeflow.org/", "app.kubernetes.io/name", "app.kubernetes.io/managed-by")
+# /etc/mpi is where mpi-operator mounts the hostfile.
 OWN_FOLDERS = ("/etc/ortflow/run", "/etc/mpi", "/dev", "/proc", "/sys")
+# The API server would cap a larger amount, not refuse it (apimachinery, pkg/api/resource/quantity.go).
 LARGEST_QUANTITY = 2**63 - 1
 WORKER_LIMIT = 9999
 
@@ -175,6 +178,7 @@ def _paths(spec: RunSpec) -> Iterator[Problem]:
 
 def _mounts(spec: RunSpec) -> Iterator[Problem]:
     k8s = spec.backends.kubernetes
+    # /root/.ssh is mpi-operator's own default (sshAuthMountPath).
     ssh = k8s.ssh_folder or ("/root/.ssh" if k8s.security.run_as_user == 0 else "/home/ortflow/.ssh")
     keys_by_folder: dict[str, str] = {}
     places: list[tuple[KeyPath, str]] = [(("volume", "mount"), k8s.volume.mount)]
@@ -226,6 +230,8 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
                 yield _problem((kind, name), f"is not a value of a label: {_quoted(value)}", value_fix)
     for name in k8s.annotations:
         domain, slash, word = name.rpartition("/")
+        # Unlike those of labels, domains of annotations may have capitals: the API server lowers the name before it
+        # looks at it (apimachinery, ValidateAnnotations).
         if not syntax.is_qualified(f"{domain.lower()}{slash}{word}"):
             yield _problem(("annotations", name), "is not a name of an annotation", fix)
     for kind, names in (("labels", k8s.labels), ("annotations", k8s.annotations)):

@@ -22,6 +22,7 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "imagePullSecrets": ("name",),
     "volumeMounts": ("mountPath",),
     "volumeDevices": ("devicePath",),
+    # The patchMergeKey of a container's ports is containerPort, that of a Service's is port.
     "ports": ("containerPort", "port"),
     "hostAliases": ("ip",),
     "topologySpreadConstraints": ("topologyKey",),

@@ -6,6 +6,7 @@ import re
 
 _PART = r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?"
 _WORD = r"[A-Za-z0-9](?:[\w.-]*[A-Za-z0-9])?"
+# Between words, the grammar of image names has one dot, one or two underscores, or hyphens (distribution/reference).
 _PATH = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
 
 LABEL = re.compile(_PART)
@@ -21,6 +22,7 @@ IMAGE = re.compile(
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET_KEY = re.compile(rf"({_PART}(?:\.{_PART})*)/([\w.-]{{1,253}})")
 CORES = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,3})?|[0-9]{1,9}m")
+# A container names capabilities without the kernel's prefix CAP_.
 CAPABILITY = re.compile(r"(?!CAP_)[A-Z][A-Z_]*")
 
 
@@ -53,11 +55,13 @@ def is_qualified(text: str) -> bool:
 def is_resource(text: str) -> bool:
     """Whether the text is a valid name of an extended resource."""
     domain = text.partition("/")[0]
+    # Names without a domain, and those in kubernetes.io, are the system's own resources.
     return "/" in text and is_qualified(text) and not f".{domain}".endswith(".kubernetes.io")
 
 
 def is_absolute(path: str) -> bool:
     """Whether the path can be mounted, or mounted at: absolute, without `..` and colon."""
+    # By the API's reference, mountPath must not contain a colon.
     return path.startswith("/") and path.strip("/") != "" and ".." not in path.split("/") and ":" not in path
 
 

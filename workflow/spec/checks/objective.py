@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from ortflow.workflow.spec.checkpoint import Best
 from ortflow.workflow.spec.losses import ClassLoss, Divergence, OutputLoss
 from ortflow.workflow.spec.metric_targets import misuse
 from ortflow.workflow.spec.metrics import METRICS, MetricSection
 from ortflow.workflow.spec.model import single_losses
 from ortflow.workflow.spec.problem import KeyPath, Problem, parse_dotted
-from ortflow.workflow.spec.run import Best, TrainerRunSpec
+from ortflow.workflow.spec.run import TrainerRunSpec
 
 METRIC_KEYS: KeyPath = ("model", "metrics")
 

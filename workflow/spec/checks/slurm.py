@@ -98,6 +98,8 @@ def _directives(spec: RunSpec) -> Iterator[Problem]:
     slurm = spec.backends.slurm
     yield from _flags(("directives",), slurm.directives, "directive", _own_directives(spec))
     for place, text in enumerate(slurm.directives):
+        # sbatch itself reads quotes and backslashes in #SBATCH lines, and ends at a quote without its partner
+        # (src/sbatch/opt.c, _get_argument).
         if set(text) & {"'", '"', "\\"}:
             message = f"contains a quotation mark or a backslash: {text}"
             yield _problem(("directives", place), message, "remove it: ortflow quotes the value")

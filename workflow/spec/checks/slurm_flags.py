@@ -29,7 +29,10 @@ OWN_DIRECTIVES: dict[str, str] = {
         "partition", "account", "qos", "constraint", "reservation", "exclusive", "nodelist", "exclude", "dependency",
         "begin", "nice", "gres",
     )},
+    # ortflow's open-mode is append: a requeued job would otherwise begin its log anew.
     "output": _LOGS, "error": _LOGS, "open-mode": _LOGS,
+    # A job is found by its comment if sbatch gets no answer: a slow controller may have accepted it (22.05). Without
+    # kill-on-invalid-dep, a job whose dependency can never be met stays in the queue.
     "comment": _OURS, "kill-on-invalid-dep": _OURS, "wait": _LOSES, "parsable": _LOSES, "test-only": _LOSES,
     "quiet": _LOSES, "clusters": _LOSES, "help": _LOSES, "usage": _LOSES, "version": _LOSES,
     "wrap": "remove it: the script is ortflow's",
@@ -42,6 +45,7 @@ OWN_SRUN: dict[str, str] = {
     "gpus-per-task": _GPUS, "gpus": _GPUS, "gpu-bind": _key("gpu_bind"), "mpi": _key("mpi"),
     "container-image": _key("container"), "container-mounts": _key("container.mounts"),
     "output": _LOGS, "error": _LOGS, "label": _LOGS, "unbuffered": _LOGS,
+    # Without kill-on-bad-exit, the ranks of other nodes wait in MPI_Init for one that could not start (22.05).
     "kill-on-bad-exit": _OURS, "wait": _OURS, "export": _OURS, "multi-prog": _LOSES, "test-only": _LOSES,
     "help": _LOSES, "usage": _LOSES, "version": _LOSES, "jobid": _LOSES,
 }  # fmt: skip
@@ -63,4 +67,5 @@ def owner(text: str, reserved: Mapping[str, str]) -> str | None:
         return None  # --exclusive=user has no key
     if name in reserved or name in WHOLE:
         return reserved.get(name)
+    # getopt_long takes any unambiguous beginning of a flag: --nodel is --nodelist.
     return next((fix for flag, fix in reserved.items() if len(name) > 1 and flag.startswith(name)), None)

@@ -6,6 +6,7 @@ import re
 import unicodedata
 
 _HOSTS = r"(?:[A-Za-z0-9_.-]|\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\])+"
+# fika is 15:00 and teatime 16:00 (src/common/parse_time.c).
 _CLOCK = r"(?:[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})? ?(?:[AaPp][Mm])?|midnight|noon|fika|teatime)"
 _DATE = r"(?:[0-9]{4}(?:[0-9]{2})?|[0-9]{1,2}/[0-9]{1,2}(?:/[0-9]{2})?|[0-9]{1,2}\.[0-9]{1,2}(?:\.[0-9]{2})?)"
 _UNIT = r"(?:seconds?|minutes?|hours?|days?|weeks?)"
@@ -66,6 +67,8 @@ def carries_control(text: str) -> bool:
 
 def is_directive(line: str) -> bool:
     """Whether sbatch would read a comment of the prologue as a directive."""
+    # #SLURM is an old name of #SBATCH. #PBS and #BSUB are translated, also behind the first commands
+    # (src/sbatch/xlate.c).
     return line.startswith(("#SBATCH", "#SLURM", "#PBS", "#BSUB"))
 
 

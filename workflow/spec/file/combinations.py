@@ -85,6 +85,7 @@ def _split(key: str, text: str) -> Iterator[str]:
     for letter in text:
         if quote:
             quote = "" if letter == quote else quote
+        # As in YAML, a quotation mark within a plain text is a letter like others: it's.
         elif letter in "\"'" and (not item.strip() or closing):
             quote = letter
         elif letter in _CLOSING:

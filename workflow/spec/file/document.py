@@ -31,6 +31,7 @@ from ortflow.workflow.spec.problem import Fault, KeyPath, Problem
 from ortflow.workflow.system.files import open_regular
 
 SIZE_LIMIT = 256 * 1024
+# Each level is a call, as in yaml.load, which ends with a RecursionError below 900 levels (PyYAML 6.0.4).
 DEPTH_LIMIT = 24
 
 
@@ -91,6 +92,7 @@ def read_document(path: Path) -> Document:
     if len(raw) > SIZE_LIMIT:
         return _unread(path, f"is larger than {SIZE_LIMIT // 1024} KiB, the limit of a run file")
     try:
+        # Editors of Windows begin UTF-8 with a byte order mark, which is no part of the first key.
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         return _unread(path, "is not UTF-8 text", "save it as UTF-8", raw.count(b"\n", 0, error.start) + 1)
@@ -106,11 +108,14 @@ def parse_document(text: str, file: str) -> Document:
     document = Document(file)
     builder = _Builder(document)
     try:
+        # Not CSafeLoader: libyaml words its errors differently, so that `_hint` would not know a tab. Nor yaml.load,
+        # which has neither lines nor an error for a key that is given twice (PyYAML 6.0.4).
         document.values = builder.build(yaml.parse(text, Loader=yaml.SafeLoader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else None
         document.problems.append(Problem((), f"is not valid YAML: {error.problem}", _hint(error), line))
+    # Unlike PyYAML's other errors of reading, it has no mark: its place in the text is an offset.
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         document.problems.append(Problem((), f"contains the character U+{error.character:04X}", "remove it", line))
@@ -171,6 +176,7 @@ class _Builder:
         if isinstance(event, SequenceStartEvent):
             return self._sequence(events, path)
         assert isinstance(event, ScalarEvent)
+        # PyYAML sets implicit[0] of plain scalars only: text in quotes or blocks stays text.
         if event.implicit[0] and (other := octal(event.value)) is not None:
             message = f"is {event.value}, which Helm and other YAML 1.1 parsers read as an octal number, {other}"
             self._problem(path, event, message, f"write {scalar(event.value)}, or {other} if the octal number is meant")

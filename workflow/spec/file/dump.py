@@ -31,13 +31,13 @@ def dump_values(values: Mapping[str, Any]) -> str:
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
+        # An object that occurs twice would become an anchor and an alias, which run files do not allow.
         return True
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     # PyYAML quotes text that YAML 1.1 would read as another type; our reader has some more cases (1e-3). In single
-    # quotes
-    # it loses rare line breaks (U+0085, U+2028).
+    # quotes PyYAML 6.0.4 does not read back every line break that it writes: U+0085 becomes a space.
     style = None if isinstance(scalar(text), str) and text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

@@ -135,6 +135,7 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
 def _check_file(spec: RunSpec, keys: Keys, path: str) -> Iterator[Problem]:
     shown = printable(path)
     if keys[0] == "data":
+        # A file's own name may contain brackets: only what does not exist is a pattern.
         matching = not os.path.exists(path) and glob.has_magic(path) and glob.glob(path, recursive=True)
         if matching or url_of(path) is not None:
             return

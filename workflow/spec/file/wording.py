@@ -78,6 +78,7 @@ def _problem(
     if kind == "extra_forbidden":
         return _unknown_key(path, section, siblings)
     if kind == "missing":
+        # An item that a tuple lacks is `missing`, too, at its number (pydantic 2.14).
         if isinstance(detail["loc"][-1], int):
             return Problem(path, "has too few items", _meaning(field))
         return Problem(path, _MISSING, f"add it ({_lower(field.description)})" if field and field.description else None)
@@ -194,6 +195,7 @@ def _in_quotes(value: Any) -> str | None:
 
 def _as_boolean(value: Any) -> str | None:
     word = str(value).lower()
+    # YAML 1.1 reads yes, on, no and off as booleans, and Helm and PyYAML still do; 1.2 and run files do not.
     if word in ("yes", "on", "y", "1"):
         return "write true"
     return "write false" if word in ("no", "off", "n", "0") else None
