@@ -172,12 +172,12 @@ def _cores(spec: RunSpec, of_user: bool) -> Finding:
 
 
 def _memory(spec: RunSpec) -> Finding:
-    import psutil
+    from ortflow.workflow.system import host_memory
 
-    state, about = psutil.virtual_memory(), "memory"
-    text = f"{size(state.available)} of {size(state.total)} free"
+    about, free_bytes = "memory", host_memory.available()
+    text = f"{size(free_bytes)} of {size(host_memory.total())} free"
     required = parse_memory(spec.resources.memory) if spec.resources.memory is not None else LITTLE
-    if required > state.available:
+    if required > free_bytes:
         return warning(
             about, f"{text}, and the run may need {size(required)}", "end other processes, or lower its needs"
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
 import pytest
 
-from ortflow.workflow.system.host_memory import available
+from ortflow.workflow.system.host_memory import available, total
 
 FREE = 10_000
 
@@ -52,6 +53,15 @@ def test_a_limit_of_the_cgroup_or_of_one_around_it_counts(machine: Path) -> None
     limited(machine, "1", 0)
     (machine / "fs" / "job" / "memory.max").write_text("max")
     assert found(machine) == 8000
+
+
+def test_in_all_there_is_the_machines_memory_or_the_lowest_limit(machine: Path) -> None:
+    memory = total(machine / "none", machine / "fs")
+    assert memory == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limited(machine / "fs" / "job" / "task", str(2 * memory), 1000)
+    assert total(machine / "cgroup", machine / "fs") == memory
+    (machine / "fs" / "job" / "memory.max").write_text("7000\n")
+    assert total(machine / "cgroup", machine / "fs") == 7000
 
 
 def test_files_that_nobody_reads_any_more_are_not_used_memory(machine: Path) -> None:

@@ -18,7 +18,7 @@ from ortflow.workflow.parallel.schedule import schedule
 from ortflow.workflow.parallel.stage import Cost
 from ortflow.workflow.parallel.timeline import bubble_by_formula
 from ortflow.workflow.planning import holdings
-from ortflow.workflow.planning.budget import may_measure
+from ortflow.workflow.planning.budget import budget_of, may_measure
 from ortflow.workflow.planning.holdings import state_of
 from ortflow.workflow.planning.layout import Layout, layouts, on_ranks, refusal, section, under
 from ortflow.workflow.planning.passes import StagePasses, Work, weighted
@@ -27,6 +27,7 @@ from ortflow.workflow.planning.replay import ChunkMemory, replay
 from ortflow.workflow.planning.seconds import step_time
 from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.run import TrainerRunSpec
+from ortflow.workflow.system import host_memory
 
 MB = 1 << 20
 FREE = Rates(1e9, 0.0, Link(float("inf"), 0.0), Link(float("inf"), 0.0))
@@ -38,6 +39,14 @@ def run_of(ranks: int, micro_batches: int = 1, **parallel: Any) -> TrainerRunSpe
         train={"steps": 5, "optimizer": {"name": "adamw", "lr": 1e-3}, "gradient_accumulation": micro_batches},
         resources={"ranks_per_node": ranks}, parallel=parallel,
     )  # fmt: skip
+
+
+def test_a_container_has_the_memory_of_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "total", lambda: 1 << 30)
+    monkeypatch.setattr(host_memory, "available", lambda: 1 << 29)
+    assert budget_of(run_of(4), None).bytes == 1 << 28
+    assert may_measure(None, run_of(1), FREE, 0, 1 << 29)
+    assert not may_measure(None, run_of(1), FREE, 0, (1 << 29) + 1)
 
 
 def test_every_product_of_degrees_is_a_layout() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.planning.rates import Rates
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.spec.units import parse_memory
+from ortflow.workflow.system import host_memory
 
 if TYPE_CHECKING:
     from ortflow.workflow.planning.survey import Survey
@@ -62,8 +62,7 @@ def budget_of(spec: TrainerRunSpec, option: str | None) -> Budget:
             ) from None
     if spec.resources.memory is not None:
         return Budget(parse_memory(spec.resources.memory) // ranks, f"resources.memory / {ranks}")
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Budget(total // ranks, f"this machine's / {ranks}")
+    return Budget(host_memory.total() // ranks, f"this machine's / {ranks}")
 
 
 def too_small(survey: Survey, budget: Budget) -> UserError:
@@ -106,9 +105,7 @@ def may_measure(measure: bool | None, spec: TrainerRunSpec, rates: Rates, operat
         if measure:
             raise UserError("measures on CPUs only, and the run is on GPUs", where="--measure", fix="leave it out")
         return False
-    import psutil
-
-    free_memory = int(psutil.virtual_memory().available)
+    free_memory = host_memory.available()
     if memory <= free_memory:
         return bool(measure) or operations / rates.operations <= SHORT
     if measure:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
-import psutil
 from onnx import TensorProto
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.tensors import claimed_bytes
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.system import host_memory
 
 _AGAIN = "export the model again, with its data file beside it"
 
@@ -67,10 +67,10 @@ def load_external_data(model: onnx.ModelProto, folder: Path, model_path: str) ->
 
 def check_memory(size: int, model_path: str) -> None:
     """Raises UserError if the tensors do not fit into the machine's free memory."""
-    available = psutil.virtual_memory().available
-    if size > available:
+    free_bytes = host_memory.available()
+    if size > free_bytes:
         raise UserError(
-            f"its weights take {size / 2**30:.1f} GiB and this machine has {available / 2**30:.1f} GiB of memory free",
+            f"its weights take {size / 2**30:.1f} GiB and this machine has {free_bytes / 2**30:.1f} GiB of memory free",
             where=model_path,
             fix="use a machine with more memory",
         )
