@@ -12,11 +12,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 from project import FEW_CORES, ORTFLOW, Project, curve, environment, evaluations, leftovers, logs, of_kind
+from waits import PATIENCE
 
 pytestmark = pytest.mark.chaos
 MOMENTS = int(os.environ.get("ORTFLOW_CHAOS", "30"))
@@ -74,11 +76,12 @@ def ranks_of(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
     found = []
     for process in descendants(launcher.pid):
         try:
-            if "ortflow.workflow.rank" in process.cmdline():
-                found.append(process)
+            command = process.cmdline()
         except psutil.Error:
             continue
-    return [p for p in found if not any("mpi" in part for part in p.cmdline()[:1])]
+        if "ortflow.workflow.rank" in command and "mpi" not in command[0]:
+            found.append(process)
+    return found
 
 
 def descendants(pid: int) -> Iterator[psutil.Process]:
@@ -91,7 +94,8 @@ def descendants(pid: int) -> Iterator[psutil.Process]:
 def kill_rank(launcher: subprocess.Popen[bytes], number: int) -> None:
     ranks = ranks_of(launcher)
     if len(ranks) > number:
-        ranks[number].kill()
+        with suppress(psutil.NoSuchProcess):
+            ranks[number].kill()
 
 
 def kill_all(launcher: subprocess.Popen[bytes]) -> None:
@@ -155,9 +159,10 @@ def test_sigterm_at_random_moments(project: Project, undisturbed: Path, seconds:
     if to_ranks:
         # As a scheduler does: every process of the step gets it, the launcher too.
         for rank in ranks_of(launcher):
-            rank.send_signal(signal.SIGTERM)
+            with suppress(psutil.NoSuchProcess):
+                rank.send_signal(signal.SIGTERM)
     launcher.send_signal(signal.SIGTERM)
-    code = launcher.wait(timeout=60)
+    code = launcher.wait(timeout=PATIENCE)
     took = time.monotonic() - asked
     run_dir = project.run_dir(name)
     done = bool(run_dir.exists() and of_kind(run_dir, "finished")) if (run_dir / "events").exists() else False

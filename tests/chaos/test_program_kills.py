@@ -24,6 +24,7 @@ from pathlib import Path
 import psutil
 import pytest
 from program_runs import Programs
+from waits import PATIENCE
 
 pytestmark = pytest.mark.chaos
 TRIALS = int(os.environ.get("ORTFLOW_TRIALS", "10"))
@@ -178,8 +179,8 @@ def test_a_killed_run_ends_with_the_same_bits(
             break
         assert (launcher.returncode, killed[-1].split()[0]) == (-9, "launcher"), f"{killed}\n{output}"
     hits.update(killed)
-    end = time.monotonic() + 5
-    while (left := living(everyone)) + programs.left() and time.monotonic() < end:
+    end = time.monotonic() + PATIENCE / 2
+    while (left := living(everyone)) and time.monotonic() < end:
         time.sleep(0.1)
     assert left + programs.left() == [], killed
     assert json.dumps(results(programs, name)) == expected, killed

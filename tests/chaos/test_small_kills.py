@@ -18,6 +18,7 @@ import psutil
 import pytest
 from project import FEW_CORES, leftovers, logs
 from tiny_runs import Tiny, has_traceback, result
+from waits import PATIENCE
 
 pytestmark = pytest.mark.chaos
 TRIALS = int(os.environ.get("ORTFLOW_TRIALS", "30"))
@@ -96,7 +97,7 @@ def test_a_random_signal(tmp_path: Path, whole: dict[int, tuple[Path, float]], n
         time.sleep(chance.uniform(0.0, seconds))
         history.append(disturb(launcher, chance))
         try:
-            out, err = launcher.communicate(timeout=60)
+            out, err = launcher.communicate(timeout=PATIENCE)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"{history}\n{logs(tiny.run_dir)}") from None
         history.append(f"{launcher.returncode}")

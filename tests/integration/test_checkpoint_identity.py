@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 from messages import mentions
 from project import curve
 from tiny_runs import STEPS, Tiny, result
+from waits import PATIENCE, wait_until
 
 from ortflow.workflow.checkpoint.commit import mark
 from ortflow.workflow.checkpoint.manifest import decode
@@ -120,12 +120,10 @@ def test_ranks_refuse_what_no_launcher_has_seen(first_done: Path, half: Tiny, di
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     disk, tiny = tmp_path / "disk", project_with_disk(tmp_path)
     with tiny.start("run", "run.yaml", "train.steps=100000", "checkpoint.every_steps=1000000") as running:
-        end = time.monotonic() + 30
-        while not (disk / ".run.lock").exists() and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_until((disk / ".run.lock").exists, alive=lambda: running.poll() is None)
         done = tiny.command("run", "run.yaml", "name=other")
         running.terminate()
-        running.communicate(timeout=30)
+        running.communicate(timeout=PATIENCE)
     assert done.code == 2, done.said
     assert mentions(done.said, str(disk), "in use", str(tiny.run_dir))
     assert tiny.command("run", "run.yaml", "train.steps=100000", "--detach").code == 0, "the run itself continues"

@@ -12,6 +12,7 @@ import pytest
 from project import environment
 from terminal import Terminal
 from tiny_runs import Tiny, has_traceback
+from waits import PATIENCE
 
 from ortflow.launchers.records import State
 from ortflow.launchers.status import read_status
@@ -22,7 +23,7 @@ RUN = ["run", "run.yaml", "train.steps=100000"]
 
 
 def ended(pid: int) -> int:
-    end = time.monotonic() + 90
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:
@@ -37,7 +38,7 @@ def ended(pid: int) -> int:
 def test_ranks_save_when_the_terminal_is_closed(tmp_path: Path, ranks: int, output: str) -> None:
     tiny = Tiny.make(tmp_path, resources={"ranks_per_node": ranks, "cpus_per_rank": 1})
     terminal = Terminal(["bash", "-c", f"exec {' '.join(ORTFLOW + RUN)}{output}"], tiny.folder, environment())
-    terminal.until(lambda: (read_status(RunDir(tiny.run_dir)).step or 0) > 10, 90)
+    terminal.until(lambda: (read_status(RunDir(tiny.run_dir)).step or 0) > 10)
     terminal.close()
     assert ended(terminal.pid) == 75
     status = read_status(RunDir(tiny.run_dir))
@@ -53,7 +54,7 @@ def test_a_run_that_ignores_the_hangup_goes_on(tmp_path: Path) -> None:
     tiny = Tiny.make(tmp_path, resources={"ranks_per_node": 2, "cpus_per_rank": 1})
     line = f"trap '' HUP; exec {' '.join(ORTFLOW)} run run.yaml train.steps=400 checkpoint.every_steps=50"
     terminal = Terminal(["bash", "-c", line], tiny.folder, environment())
-    terminal.until(lambda: (read_status(RunDir(tiny.run_dir)).step or 0) > 10, 90)
+    terminal.until(lambda: (read_status(RunDir(tiny.run_dir)).step or 0) > 10)
     terminal.close()
     assert (read_status(RunDir(tiny.run_dir)).step or 0) < 400, "it ended before its terminal was closed"
     assert ended(terminal.pid) == 0
@@ -71,7 +72,7 @@ def test_other_commands_end_with_their_terminal(tmp_path: Path) -> None:
         os.close(write)
         os.read(read, 10)
         os.close(read)
-        assert child.wait(30) == -1
+        assert child.wait(PATIENCE) == -1
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])

@@ -15,6 +15,7 @@ import pytest
 from messages import says
 from project import curve, environment
 from tiny_runs import STEPS, Done, Tiny, has_traceback, result
+from waits import PATIENCE
 
 from ortflow.workflow.data.dataset import Dataset
 
@@ -147,7 +148,7 @@ def measured(tiny: Tiny, *arguments: str) -> Done:
     """Run a command in a process of its own, so that its memory is measured separately."""
     program = (
         "import sys; sys.path[:0] = sys.argv[1].split(':'); from pathlib import Path; from tiny_runs import Tiny;"
-        "import dataclasses, json; done = Tiny(Path(sys.argv[2])).command(*sys.argv[3:], timeout=20);"
+        "import dataclasses, json; done = Tiny(Path(sys.argv[2])).command(*sys.argv[3:], timeout=120);"
         "print(json.dumps(dataclasses.asdict(done)))"
     )
     support = str(Path(__file__).parent.parent / "support")
@@ -210,7 +211,7 @@ def test_a_run_continues_or_ends_with_one_sentence(tiny: Tiny, half: Path, name:
     path = tiny.run_dir / name
     path.parent.mkdir(exist_ok=True)
     put(path, what)
-    done = tiny.command("resume", "tiny", f"train.steps={STEPS}", timeout=30)
+    done = tiny.command("resume", "tiny", f"train.steps={STEPS}", timeout=PATIENCE)
     assert not has_traceback(done.said), done.said
     if done.code:
         assert path.name in done.said, done.said

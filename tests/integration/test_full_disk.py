@@ -16,6 +16,7 @@ from full_disks import LONG, STEPS, ends_undisturbed, fill, until_reported, wait
 from launching import Bench
 from project import ORTFLOW, curve, environment, events, of_kind
 from tiny_runs import Tiny, has_traceback, is_root, result
+from waits import PATIENCE
 
 from ortflow.cli.submission import submission_of
 from ortflow.launchers.budget import MOST_WITHOUT_STEP
@@ -72,7 +73,7 @@ def test_a_disk_that_is_freed_in_time_costs_nothing(disk: Path, folder: Path, wh
     listed = tiny.command("list")
     assert "out of disk on" in listed.out
     filler.unlink()
-    ends_undisturbed(tiny, child, whole, 60)
+    ends_undisturbed(tiny, child, whole, PATIENCE)
 
 
 def test_two_ranks_wait_together(disk: Path, folder: Path) -> None:
@@ -101,7 +102,7 @@ def test_output_to_a_full_disk_does_not_end_the_run(disk: Path, folder: Path, wh
     filler = fill(disk)
     until_reported(tiny, child)
     filler.unlink()
-    assert child.wait(timeout=60) == 0
+    assert child.wait(timeout=PATIENCE) == 0
     assert result(tiny.run_dir) == result(whole)
     output = (disk / "p" / "out.txt").read_text()
     assert "finished at step" in output
@@ -116,8 +117,8 @@ def test_a_run_that_waits_for_disk_space_stops_when_asked(disk: Path, folder: Pa
     until_reported(tiny, child)
     asked = time.monotonic()
     child.terminate()
-    out, err = child.communicate(timeout=60)
-    assert time.monotonic() - asked < 20
+    out, err = child.communicate(timeout=PATIENCE)
+    assert time.monotonic() - asked < PATIENCE, "it would wait ten minutes for room"
     assert child.returncode in (1, 75), out + err
     assert not has_traceback(out + err)
     filler.unlink()
@@ -132,7 +133,7 @@ def test_a_disk_that_stays_full_ends_the_run_once_with_one_sentence(disk: Path, 
     child = tiny.start("run", "run.yaml")
     wait_for_step(tiny, 450, child)
     filler = fill(disk)
-    out, err = child.communicate(timeout=90)
+    out, err = child.communicate(timeout=PATIENCE)
     assert child.returncode == 1, out + err
     assert not has_traceback(out + err)
     (line,) = err.splitlines()
@@ -205,7 +206,7 @@ def test_a_run_that_begins_on_a_nearly_full_disk_waits(disk: Path, folder: Path,
     time.sleep(4)
     if child.poll() is None:
         filler.unlink()
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=PATIENCE)
         assert child.returncode == 0, out + err
         assert not has_traceback(out + err)
         assert result(tiny.run_dir) == result(whole)
@@ -216,18 +217,21 @@ def test_a_run_that_begins_on_a_nearly_full_disk_waits(disk: Path, folder: Path,
         assert "space" in err or "out of disk" in err
 
 
-def test_a_rank_that_cannot_write_its_cause_is_out_of_disk(disk: Path, folder: Path) -> None:
+def test_a_rank_that_cannot_write_its_cause_is_out_of_disk(disk: Path, folder: Path, tmp_path: Path) -> None:
     folder.mkdir()
     bench = Bench.make(folder)
     bench.write(1, restart=NO_FAILURE)
-    running = bench.start("run", "run.yaml", script={0: {"rank": 0, "step": 10, "do": "exit 1"}}, pause=0.1)
+    gate = tmp_path / "gate"
+    script = {0: {"rank": 0, "step": 10, "do": "exit 1", "gate": str(gate)}}
+    running = bench.start("run", "run.yaml", script=script)
     running.until(lambda: len(bench.events("step")) > 2)
     filler = fill(disk)
+    gate.touch()
     run = RunDir(bench.run_dir)
     running.until(lambda: read_status(run).waits is not None)
     assert f"out of disk on {bench.run_dir}" in str(read_status(run).waits)
     filler.unlink()
-    done = running.wait(30)
+    done = running.wait()
     assert done.code == 0, done.err
     first, second = bench.attempts("end")
     assert first["cause"].startswith(f"out of disk on {bench.run_dir}")
@@ -261,17 +265,20 @@ def test_a_notice_of_a_dead_writer_ends_with_the_shortage(disk: Path, folder: Pa
     assert str(Notice(heartbeat).read()) == str(lack)
 
 
-def test_a_kill_after_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder: Path) -> None:
+def test_a_kill_after_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder: Path, tmp_path: Path) -> None:
     folder.mkdir()
     bench = Bench.make(folder)
     bench.write(1)
-    running = bench.start("run", "run.yaml", script={0: {"rank": 0, "step": 9, "do": "signal 9"}}, pause=0.1)
+    gate = tmp_path / "gate"
+    script = {0: {"rank": 0, "step": 9, "do": "signal 9", "gate": str(gate)}}
+    running = bench.start("run", "run.yaml", script=script)
     running.until(lambda: len(bench.events("step")) > 2)
     filler = fill(disk)
     # A rank writes this when a checkpoint finds no space, and continues.
     Notice(RunDir(bench.run_dir).heartbeat).report(OutOfDisk(bench.run_dir, 1 << 20))
     filler.unlink()
-    done = running.wait(30)
+    gate.touch()
+    done = running.wait()
     assert done.code == 0, done.err
     assert bench.attempts("end")[0]["cause"] == "rank 0 was killed by SIGKILL"
 
@@ -286,7 +293,7 @@ def test_scalars_are_intact_after_a_full_disk(disk: Path, folder: Path) -> None:
     filler = fill(disk)
     until_reported(tiny, child)
     filler.unlink()
-    out, err = child.communicate(timeout=60)
+    out, err = child.communicate(timeout=PATIENCE)
     assert child.returncode == 0, out + err
     scalars = EventAccumulator(str(tiny.run_dir / "tensorboard"), size_guidance={"scalars": 0})
     scalars.Reload()

@@ -19,6 +19,7 @@ from launching import Bench
 from messages import alike, mentions, says
 from project import command
 from run_files import SMALL, reported
+from waits import PATIENCE
 
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -45,7 +46,7 @@ class Site:
         return command(*arguments, folder=self.folder, PYTHONPATH=str(self.packages), **variables)
 
     def wait(self, name: str, state: str) -> dict[str, Any]:
-        end = time.monotonic() + 60
+        end = time.monotonic() + PATIENCE
         while (how := json.loads(self.ortflow("status", name, "--json").stdout))["state"] != state:
             assert time.monotonic() < end, how
         return dict(how)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 from project import ORTFLOW, environment, of_kind
 from tiny_runs import RUN, STEPS, Tiny
+from waits import wait_until
 
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.supervision.attempt import Attempt
@@ -265,10 +266,7 @@ def test_a_living_proxy_is_known_by_its_name(tmp_path: Path) -> None:
     shutil.copy("/bin/sleep", tmp_path / "hydra_pmi_proxy")
     with subprocess.Popen([tmp_path / "hydra_pmi_proxy", "60"]) as proxy:
         # The kernel lets the parent go on a moment before it names the process.
-        end = time.monotonic() + 10
-        while proxy.pid not in daemon_files.proxies():
-            assert time.monotonic() < end
-            time.sleep(0.01)
+        wait_until(lambda: proxy.pid in daemon_files.proxies())
         proxy.kill()
     assert proxy.pid not in daemon_files.proxies()
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from launching import Bench, wait_until
+from launching import Bench
 from messages import alike, mentions, says
 from terminal import Terminal
+from waits import wait_until
 
 KILL_RANK_1 = {"rank": 1, "step": 4, "do": f"signal {signal.SIGKILL.value}"}
 
@@ -29,7 +30,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def nobody_left(bench: Bench) -> None:
-    wait_until(lambda: not bench.processes(), 10)
+    wait_until(lambda: not bench.processes())
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -206,7 +207,7 @@ def test_asked_once_saves_and_exits(bench: Bench, number: signal.Signals) -> Non
     running = bench.start("run", "run.yaml", steps=1000)
     running.until_step(3)
     running.send(number)
-    done = running.wait(10)
+    done = running.wait()
     assert done.code == 75
     saved = int((bench.run_dir / "saved").read_text())
     assert f"saved at step {saved}" in done.out
@@ -244,7 +245,7 @@ def test_asked_before_ranks_handle_signals(bench: Bench) -> None:
     running.until(lambda: len(bench.processes()) >= 3)
     time.sleep(0.5)
     running.send(signal.SIGTERM)
-    assert running.wait(20).code == 75
+    assert running.wait().code == 75
     (end,) = bench.attempts("end")
     assert end["outcome"] == "preempted"
     assert mentions(end["cause"], "before all ranks had started")
@@ -261,7 +262,7 @@ def test_a_rank_that_dies_while_it_leaves_is_a_failure(bench: Bench) -> None:
     running.until(lambda: (bench.run_dir / ".stop").exists())
     begun = json.loads(record.read_text().splitlines()[0])
     os.kill(begun["pid"], signal.SIGKILL)
-    assert running.wait(30).code == 1
+    assert running.wait().code == 1
     (end,) = bench.attempts("end")
     assert (end["outcome"], end["rank"]) == ("failure", 1)
     nobody_left(bench)
@@ -271,7 +272,7 @@ def test_resume_continues(bench: Bench) -> None:
     running = bench.start("run", "run.yaml", steps=1000)
     running.until_step(3)
     running.send(signal.SIGINT)
-    assert running.wait(10).code == 75
+    assert running.wait().code == 75
     saved = int((bench.run_dir / "saved").read_text())
     on = bench.run("resume", "fake", steps=saved + 2)
     assert on.code == 0, on.err
@@ -285,7 +286,7 @@ def test_ctrl_c_twice_leaves_now(bench: Bench) -> None:
     running.until(lambda: (bench.run_dir / ".stop").exists())
     assert running.process.poll() is None
     running.send(signal.SIGINT)
-    done = running.wait(5)
+    done = running.wait()
     assert done.code == 75
     assert not (bench.run_dir / "saved").exists()
     assert "killed without saving" in bench.attempts("end")[0]["cause"]
@@ -298,7 +299,7 @@ def test_asked_between_two_attempts(bench: Bench) -> None:
     running.until(lambda: bench.attempts("end"))
     assert bench.state() == "restarting"
     running.send(signal.SIGINT)
-    assert running.wait(5).code == 75
+    assert running.wait(50).code == 75, "within the minute before the next attempt"
     assert bench.state() == "stopped"
 
 
@@ -322,7 +323,7 @@ def test_killed_launcher_leaves_no_process(bench: Bench) -> None:
 
 
 def test_killed_mpirun_is_a_failure(bench: Bench) -> None:
-    running = bench.start("run", "run.yaml", pause=0.05)
+    running = bench.start("run", "run.yaml", script={0: {"step": 5, "do": "wait"}})
     running.until_step(2)
     os.kill(bench.attempts("start")[0]["pid"], signal.SIGKILL)
     done = running.wait()
@@ -331,7 +332,7 @@ def test_killed_mpirun_is_a_failure(bench: Bench) -> None:
 
 
 def test_a_directory_in_use_is_refused(bench: Bench) -> None:
-    running = bench.start("run", "run.yaml", steps=1000)
+    running = bench.start("run", "run.yaml", steps=10_000)
     running.until_step(1)
     second = bench.run("run", "run.yaml")
     assert second.code == 2
@@ -355,7 +356,7 @@ def test_detached_and_its_verbs(bench: Bench) -> None:
     cancelled = bench.run("cancel", "fake")
     assert cancelled.code == 0, cancelled.err
     assert cancelled.out.startswith("fake: cancelled at step")
-    assert "rank 1 of 2 begins" in following.wait(10).out
+    assert "rank 1 of 2 begins" in following.wait().out
     nobody_left(bench)
     assert "not running" in bench.run("cancel", "fake").out
     assert bench.run("resume", "fake", "--detach", steps=5).code == 0

@@ -16,6 +16,7 @@ import psutil
 import pytest
 from project import of_kind
 from tiny_runs import Tiny, has_traceback, is_root, result
+from waits import PATIENCE
 
 from ortflow.launchers.supervision.processes import family, ranks_among
 from ortflow.workflow.run.profile_records import LANES, records
@@ -127,7 +128,7 @@ def check_trace(path: Path, ranks: int) -> list[dict[str, Any]]:
 
 
 def wait_for(run_dir: Path, step: int, attempt: int) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:
         found = read_records(RunDir(run_dir).events(0), EVENTS)[0]
         done = [each["step"] for each in found if each["event"] == "step" and each["attempt"] == attempt]

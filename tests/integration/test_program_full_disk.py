@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 from full_disks import fill, mounted
 from messages import mentions
 from program_runs import Programs
+from waits import PATIENCE, wait_until
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.program.rendezvous import _publish, rendezvous_file
@@ -73,18 +73,15 @@ def test_the_run_waits_for_room_and_goes_on(place: str, programs: Programs, disk
     child = programs.start(
         "run", "train.py", "--ranks", "2", "restart.failures=0", "--", place, ONCE=str(once), DISK=str(disk)
     )
-    end = time.monotonic() + 90
-    while not (once.exists() and b"needed" in heartbeat.read_bytes()) and time.monotonic() < end:
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.1)
-    time.sleep(2.0)  # all ranks have ended
+    wait_until(lambda: once.exists() and b"needed" in heartbeat.read_bytes(), alive=lambda: child.poll() is None)
+    assert programs.left() == [], "all ranks end"
     shown = programs.start("status", "train")
-    output, _ = shown.communicate(timeout=60)
+    output, _ = shown.communicate(timeout=PATIENCE)
     assert mentions(output, "waits", "out of disk on", "MB needed"), output
     names = sorted(path.name for path in (programs.folder / "runs/train/checkpoints").iterdir())
     assert names == ["step-00000001", "step-00000002"]
     (disk / "filler").unlink()
-    output, _ = child.communicate(timeout=90)
+    output, _ = child.communicate(timeout=PATIENCE)
     assert child.returncode == 0, output
     assert mentions(output, "out of disk on", "waiting"), output
     assert "begins after 2" in programs.log(attempt=1)
@@ -99,7 +96,7 @@ def test_a_submission_without_room_leaves_nothing(programs: Programs, disk: Path
     fill(disk)
     for words in (("run", "train.py"), ("run", "train.py", "--detach"), ("submit", "-b", "local", "train.py")):
         done = programs.start(*words)
-        output, _ = done.communicate(timeout=60)
+        output, _ = done.communicate(timeout=PATIENCE)
         assert done.returncode == 1, output
         assert output.startswith(f"error: out of disk on {programs.folder / 'runs/train'}"), output
         assert not (programs.folder / "runs").exists()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 
 import psutil
 import pytest
 from program_runs import Programs
+from waits import PATIENCE, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and adoption of orphans are Linux's")
 
@@ -73,17 +75,16 @@ def test_a_stop_takes_one_step_and_the_run_continues_exactly(tmp_path_factory: p
     process = programs.start("run", "train.py", "--ranks", "2", "program.args=['8','1.0']")
     wait_for(programs, "step 2")
     process.send_signal(signal.SIGTERM)
-    asked = time.monotonic()
-    output, _ = process.communicate(timeout=60)
+    asked = max(int(line.split()[1]) for line in programs.log(1).splitlines() if line.startswith("step"))
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, output
-    seconds = time.monotonic() - asked
     logs = [programs.log(rank).splitlines() for rank in (0, 1)]
     steps = {[line for line in log if line.startswith("step")][-1] for log in logs}
     assert len(steps) == 1
     assert not any(line.startswith("final") for log in logs for line in log)
     step = int(steps.pop().split()[1]) + 1
     assert (programs.folder / f"runs/train/checkpoints/step-{step:08d}/COMMITTED").exists()
-    assert seconds < 6  # the rest of a step of 1 s, the save, and ends of processes on a machine with other work
+    assert step - 1 <= asked + 3  # that step of a second; on a machine with other work, the request may need two more
 
     code, output = programs.run("train.py", "--ranks", "2", "program.args=['8','0.0']")
     assert code == 0, output
@@ -97,15 +98,13 @@ def test_a_stop_takes_one_step_and_the_run_continues_exactly(tmp_path_factory: p
 
 
 def wait_for(programs: Programs, text: str, rank: int = 1) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
+    def there() -> bool:
         try:
-            if text in programs.log(rank):
-                return
+            return text in programs.log(rank)
         except FileNotFoundError:
-            pass
-        time.sleep(0.02)
-    raise AssertionError(f"no {text!r}")
+            return False
+
+    wait_until(there)
 
 
 def test_sigkill_of_a_program_restarts_the_run_exactly(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -124,10 +123,11 @@ def test_sigkill_of_a_program_restarts_the_run_exactly(tmp_path_factory: pytest.
     process = programs.start("run", *arguments)
     generator, attempt = random.Random(1), 0
     for attempt in range(3):
-        wait_for_attempt(programs, attempt)
+        if not has_begun(programs, attempt, process):
+            break
         time.sleep(generator.uniform(0.1, 0.6))
         kill_program(programs, rank=attempt % 2)
-    output, _ = process.communicate(timeout=90)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, output
     attempts = sorted((programs.folder / "runs/train/logs").iterdir())
     assert len(attempts) > 1
@@ -135,16 +135,17 @@ def test_sigkill_of_a_program_restarts_the_run_exactly(tmp_path_factory: pytest.
     assert programs.left() == []
 
 
-def wait_for_attempt(programs: Programs, attempt: int) -> None:
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
+def has_begun(programs: Programs, attempt: int, process: subprocess.Popen[str]) -> bool:
+    """Wait for an attempt; False if the run has ended before, as it may between two kills on a busy machine."""
+
+    def there() -> bool:
         try:
-            if "begins after" in programs.log(1, attempt=attempt):
-                return
+            return "begins after" in programs.log(1, attempt=attempt)
         except FileNotFoundError:
-            pass
-        time.sleep(0.02)
-    raise AssertionError(f"no attempt {attempt}")
+            return False
+
+    wait_until(lambda: there() or process.poll() is not None)
+    return there()
 
 
 def kill_program(programs: Programs, rank: int) -> None:

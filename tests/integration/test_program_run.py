@@ -6,12 +6,12 @@ import importlib.util
 import json
 import signal
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from messages import mentions
 from program_runs import Programs
+from waits import PATIENCE, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process groups and adoption of orphans are Linux's")
 
@@ -23,7 +23,7 @@ WORLD = """
 """
 
 COUNTING = """
-    import json, time
+    import json, os, time
     import ortflow.program
 
     run = ortflow.program.context()
@@ -32,7 +32,7 @@ COUNTING = """
     first = 0 if latest is None else json.loads((latest / f"rank-{run.rank}.json").read_text())["step"]
     print("begins after", first, flush=True)
     for step in range(first + 1, 41):
-        time.sleep(0.05)
+        time.sleep(0.05 if run.attempt else float(os.environ.get("PAUSE", "0.05")))
         run.log(step=step, loss=1 / step)
         run.step(step)
         stop = run.should_stop
@@ -77,14 +77,14 @@ def test_each_rank_knows_its_place(programs: Programs, ranks: int) -> None:
 
 def test_a_stop_is_agreed_and_the_run_resumes(programs: Programs) -> None:
     programs.write(COUNTING)
-    process = programs.start("run", "train.py", "--ranks", "2")
+    process = programs.start("run", "train.py", "--ranks", "2", PAUSE="0.5")
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("begins after"):
             break
-    time.sleep(0.7)
+    wait_until(lambda: programs.events("step"))
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, output
     stopped = [line for rank in (0, 1) for line in programs.log(rank).splitlines() if line.startswith("stopped at")]
     assert len(stopped) == 2
@@ -114,7 +114,7 @@ def test_a_program_that_saves_nothing_through_ortflow_is_not_called_saved(progra
     opening = "".join(iter(process.stdout.readline, "begins\n"))
     assert mentions(opening, "if the program uses ortflow.program.start, a checkpoint is saved")
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 75, output
     assert mentions(output, "stopped; ortflow has saved nothing")
     attempts = (programs.folder / "runs/train/attempts.jsonl").read_text().splitlines()
@@ -128,7 +128,7 @@ def test_a_damaged_checkpoint_is_passed_over(programs: Programs) -> None:
     newest = programs.folder / "runs/train/checkpoints/step-00000040/rank-0.json"
     newest.write_text(newest.read_text().replace("40", "41"))
     verified = programs.start("checkpoint", "verify", "train")
-    output, _ = verified.communicate(timeout=60)
+    output, _ = verified.communicate(timeout=PATIENCE)
     assert verified.returncode == 1
     assert mentions(output, "step-00000040/rank-0.json", "corrupt")
     code, output = programs.run("train.py", "program.args=[again]")
@@ -136,10 +136,10 @@ def test_a_damaged_checkpoint_is_passed_over(programs: Programs) -> None:
     assert mentions(output, "checkpoint rejected", "step-00000040/rank-0.json", "corrupt")
     assert "begins after 30" in programs.log(attempt=1)
     listed = programs.start("checkpoint", "list", "train", "--json")
-    output, _ = listed.communicate(timeout=60)
+    output, _ = listed.communicate(timeout=PATIENCE)
     assert [(row["step"], row["committed"]) for row in json.loads(output)] == [(30, True), (40, True)]
     pruned = programs.start("checkpoint", "prune", "train", "--newest", "1")
-    output, _ = pruned.communicate(timeout=60)
+    output, _ = pruned.communicate(timeout=PATIENCE)
     assert pruned.returncode == 0, output
     names = sorted(path.name for path in (programs.folder / "runs/train/checkpoints").iterdir())
     assert names == ["rejected-step-00000040-01", "step-00000040"]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 from program_runs import Programs
+from waits import wait_until
 
 pytest.importorskip("prometheus_client", reason="prometheus_client is not installed")
 
@@ -79,15 +79,13 @@ def test_a_killed_rank_leaves_no_process(programs: Programs) -> None:
         import ortflow.program
         run = ortflow.program.context()
         run.log(step=1, loss=1.0)
-        time.sleep(3)
+        while not os.path.exists(os.environ["ORTFLOW_RUN_DIR"] + "/metrics.prom"):  # their process has begun
+            time.sleep(0.05)
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(60)
         """
     )
     code, output = programs.run("train.py", SINKS, "restart.failures=0")
     assert code == 1, output
-    end = time.monotonic() + 30
-    while sinks_of(programs.folder) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert sinks_of(programs.folder) == []
+    wait_until(lambda: not sinks_of(programs.folder))
     assert 'state="failed"} 1.0' in (programs.folder / "runs/train/metrics.prom").read_text()

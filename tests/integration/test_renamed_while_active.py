@@ -15,6 +15,7 @@ import pytest
 from messages import mentions
 from project import curve, logs, of_kind
 from tiny_runs import Tiny, result
+from waits import PATIENCE, wait_until
 
 LONG = ("train.steps=1000000", "monitor.every_steps=1000")
 RANKS = pytest.mark.parametrize("ranks", [1, 2])
@@ -29,15 +30,11 @@ def started(tiny: Tiny, *arguments: str) -> subprocess.Popen[str]:
 
 
 def until(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert running.poll() is None, running.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(condition, alive=lambda: running.poll() is None)
 
 
 def ended(running: subprocess.Popen[str]) -> str:
-    out, err = running.communicate(timeout=60)
+    out, err = running.communicate(timeout=PATIENCE)
     return out + err
 
 
@@ -115,7 +112,7 @@ def test_in_the_background_too(tmp_path: Path) -> None:
     tiny = Tiny.make(tmp_path / "p", checkpoint={"every_steps": 50})
     assert tiny.command("run", "run.yaml", *LONG, "--detach").code == 0
     record = tiny.run_dir / "events/rank-0000.jsonl"
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while not (record.exists() and b'"event":"step"' in record.read_bytes()):
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from project import of_kind
 from tiny_runs import Tiny, has_traceback
+from waits import PATIENCE
 
 from ortflow.launchers.supervision.processes import family, ranks_among
 from ortflow.workflow.run.record import EVENTS, read_records
@@ -80,7 +81,7 @@ def test_a_run_that_is_killed_twice(tmp_path: Path) -> None:
 
 def wait_for(run_dir: Path, step: int, *, attempt: int = 0) -> None:
     """Return when the run has done a step, in this attempt or a later one."""
-    end = time.monotonic() + 90
+    end = time.monotonic() + PATIENCE
     while time.monotonic() < end:
         steps = [one for one in read_records(RunDir(run_dir).events(0), EVENTS)[0] if one["event"] == "step"]
         if any(one["step"] >= step and one["attempt"] >= attempt for one in steps):

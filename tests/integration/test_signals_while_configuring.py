@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -14,6 +15,7 @@ from messages import mentions, says
 from project import of_kind
 from struck_child import Struck
 from tiny_runs import Tiny, has_traceback, result
+from waits import PATIENCE
 
 from ortflow.workflow.assembly.child import RuntimeFault
 from ortflow.workflow.errors import EndedBySignal, check_signal
@@ -47,8 +49,9 @@ def test_sigterm_to_every_process_is_a_preemption(tmp_path: Path, whole: Path) -
     launcher = tiny.start("run", "run.yaml")
     child = child_of(launcher)
     for process in (child, *psutil.Process(launcher.pid).children(recursive=True), psutil.Process(launcher.pid)):
-        process.send_signal(signal.SIGTERM)
-    out, err = launcher.communicate(timeout=60)
+        with suppress(psutil.NoSuchProcess):  # the child is among the launcher's, and may be gone by then
+            process.send_signal(signal.SIGTERM)
+    out, err = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 75, out + err
     assert not has_traceback(out + err)
     assert "model" not in err
@@ -64,7 +67,7 @@ def test_a_child_that_is_killed_alone_is_a_failure_that_is_tried_again(
     tiny = Tiny.make(tmp_path / "p")
     launcher = tiny.start("run", "run.yaml")
     child_of(launcher).send_signal(number)
-    out, err = launcher.communicate(timeout=60)
+    out, err = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 0, out + err
     (failure,) = of_kind(tiny.run_dir, "failure")
     assert says(failure["reason"], f"… process in which … loads the graphs … {number.name}")
@@ -94,7 +97,7 @@ def test_an_interrupt_of_the_child_alone_changes_nothing(tmp_path: Path, whole: 
     tiny = Tiny.make(tmp_path / "p")
     launcher = tiny.start("run", "run.yaml")
     child_of(launcher).send_signal(signal.SIGINT)
-    out, err = launcher.communicate(timeout=60)
+    out, err = launcher.communicate(timeout=PATIENCE)
     assert launcher.returncode == 0, out + err
     assert result(tiny.run_dir) == result(whole)
 

@@ -70,7 +70,7 @@ def start(folder: Path, *options: str) -> Testbed:
 
 def stop(testbed: Testbed) -> None:
     """Remove the testbed."""
-    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(testbed.folder)], check=True, timeout=60)
+    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(testbed.folder)], check=True, timeout=120)
 
 
 @pytest.fixture(scope="session")

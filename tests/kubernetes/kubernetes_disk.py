@@ -87,6 +87,6 @@ def _limited(device: str, folder: Path) -> tuple[str, str]:
 
 
 def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout.strip()

@@ -122,7 +122,7 @@ class Testbed:
             self.node("heal", name)
             self.kubectl("uncordon", name)
         wait_until(lambda: all(map(self.ready, self.nodes)), READY_WITHIN, lambda: self.kubectl("get", "nodes"))
-        wait_until(self._untainted, 30, lambda: self.kubectl("describe", "nodes"))
+        wait_until(self._untainted, 120, lambda: self.kubectl("describe", "nodes"))
 
     def _untainted(self) -> bool:
         return not any(node["spec"].get("taints") for node in self.get("nodes")["items"])
@@ -143,7 +143,7 @@ class Space:
         """A new namespace in which pods can be created."""
         testbed.kubectl("create", "namespace", name)
         made = cls(testbed, name)
-        wait_until(lambda: testbed.ask("kubectl", "-n", name, "get", "serviceaccount", "default").returncode == 0, 30)
+        wait_until(lambda: testbed.ask("kubectl", "-n", name, "get", "serviceaccount", "default").returncode == 0, 120)
         return made
 
     def remove(self) -> None:
@@ -173,7 +173,7 @@ class Space:
         spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
         self.make_all({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name}, "spec": spec})
         folder = self.volume(name)
-        wait_until(lambda: self.get("pvc", name)["status"].get("phase") == "Bound", 20)
+        wait_until(lambda: self.get("pvc", name)["status"].get("phase") == "Bound", 120)
         return folder
 
     def volume(self, claim: str = "data") -> Path:

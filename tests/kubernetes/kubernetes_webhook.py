@@ -56,7 +56,7 @@ def injecting(space: Space, folder: Path) -> Iterator[None]:
             [*enter, sys.executable, __file__, str(certificate), str(key)], stdin=subprocess.PIPE, stdout=output,
             stderr=subprocess.STDOUT,
         )  # fmt: skip
-    wait_until(lambda: "serving" in log.read_text(), 20, log.read_text)
+    wait_until(lambda: "serving" in log.read_text(), 120, log.read_text)
     configuration = {
         "apiVersion": "admissionregistration.k8s.io/v1",
         "kind": "MutatingWebhookConfiguration",
@@ -78,7 +78,7 @@ def injecting(space: Space, folder: Path) -> Iterator[None]:
         space.testbed.kubectl("delete", "mutatingwebhookconfiguration", space.name)
         assert server.stdin is not None
         server.stdin.close()
-        server.wait(20)
+        server.wait(120)
 
 
 def main(certificate: str, key: str) -> None:

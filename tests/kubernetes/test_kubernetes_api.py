@@ -135,7 +135,7 @@ def test_render_and_kubectl(cluster: Cluster) -> None:
     assert "created" not in again
     assert generations(space) == before, again
     space.kubectl("delete", "--wait=true", "-f", "-", given=done.stdout, timeout=90)
-    wait_until(lambda: not ours(space), 60, lambda: str(ours(space)))
+    wait_until(lambda: not ours(space), 120, lambda: str(ours(space)))
     assert of_kind(run.run_dir, "finished"), "what was trained is on the volume"
 
 
@@ -152,9 +152,9 @@ def test_kubectl_delete_keeps_the_claim(cluster: Cluster) -> None:
     def waits() -> str:
         return str(json.loads(cluster.ortflow("status", handle, "--json").stdout)["waits"])
 
-    wait_until(lambda: "ortflow render -b kubernetes --with-claim" in waits(), 30, waits)
+    wait_until(lambda: "ortflow render -b kubernetes --with-claim" in waits(), 120, waits)
     space.kubectl("apply", "-f", "-", given=whole)
-    wait_until(lambda: space.get("pvc", "kept-data")["status"].get("phase") == "Bound", 30, space.transcript)
+    wait_until(lambda: space.get("pvc", "kept-data")["status"].get("phase") == "Bound", 120, space.transcript)
     space.kubectl("delete", "--wait=true", "-f", "-", given=plain, timeout=90)
     claim = space.get("pvc", "kept-data")
     assert "deletionTimestamp" not in claim["metadata"]

@@ -165,7 +165,7 @@ def test_a_release_from_install_to_uninstall(release: Release) -> None:
     shows_the_curve(release)
     ends_at_once(release)
     release.reported("uninstall", "chart")
-    wait_until(lambda: not release.left(), 30, lambda: str(release.left()))
+    wait_until(lambda: not release.left(), 120, lambda: str(release.left()))
     assert [item["metadata"]["name"] for item in space.get("pvc")["items"]] == ["chart-data"]
     assert of_kind(run.run_dir, "finished"), "what was trained is on the volume"
 
@@ -197,7 +197,7 @@ def shows_the_curve(release: Release) -> None:
         found: dict[str, Any] = json.loads(space.kubectl("get", "--raw", f"{proxy}/data/plugin/scalars/tags"))
         return found
 
-    wait_until(lambda: {"loss", "lr", "eval/loss"} <= {*scalars().get(".", {})}, 60, lambda: str(scalars()))
+    wait_until(lambda: {"loss", "lr", "eval/loss"} <= {*scalars().get(".", {})}, 120, lambda: str(scalars()))
     points = json.loads(space.kubectl("get", "--raw", f"{proxy}/data/plugin/scalars/scalars?run=.&tag=loss"))
     assert points[-1][1] == 50
     look = "from urllib.request import urlopen; print(urlopen('http://localhost:6006/').status)"
@@ -220,5 +220,5 @@ def ends_at_once(release: Release) -> None:
             if pod["status"]["phase"] == "Running" and pod["spec"]["containers"][0].get("env")
         ]
 
-    wait_until(new, 60, space.transcript)
+    wait_until(new, 120, space.transcript)
     space.kubectl("delete", "pod", *new(), "--timeout=20s")

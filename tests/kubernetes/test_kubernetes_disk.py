@@ -24,7 +24,7 @@ def test_a_volume_that_is_full_in_the_middle(cluster: Cluster, small_disk: Small
         small_disk.fill()  # ranks that were saving make room by letting older checkpoints go
         return LACK.search(str(run.status()["waits"])) is not None
 
-    wait_until(reported, 60, lambda: f"{run.status()}{run.transcript()}")
+    wait_until(reported, 120, lambda: f"{run.status()}{run.transcript()}")
     assert run.status()["state"] == "running"
     assert LACK.search(" ".join(cluster.ortflow("list", "-b", "kubernetes").stdout.split()))
     small_disk.free()
@@ -44,7 +44,7 @@ def test_a_quota_that_is_used_up(cluster: Cluster, small_quota: SmallDisk, left_
         small_quota.fill()
         return LACK.search(str(run.status()["waits"])) is not None
 
-    wait_until(reported, 60, lambda: f"{run.status()}{run.transcript()}")
+    wait_until(reported, 120, lambda: f"{run.status()}{run.transcript()}")
     assert shutil.disk_usage(small_quota.folder).free > 10 * SIZE, "the file system itself has room"
     assert run.status()["state"] == "running"
     small_quota.free()
@@ -86,7 +86,7 @@ def test_a_launcher_pod_that_begins_on_a_full_volume(cluster: Cluster, small_dis
         how = run.status()
         return how["state"] == "restarting" and "out of disk" in str(how["waits"]) and len(run.pods("launcher")) == 1
 
-    wait_until(reported, 90, lambda: f"{run.status()}{run.transcript()}")
+    wait_until(reported, 120, lambda: f"{run.status()}{run.transcript()}")
     small_disk.free()
     run.finish()
     same_end(run.run_dir, left_alone)

@@ -39,7 +39,7 @@ def _claim(testbed: Testbed, node: str, what: str) -> None:
         for part in ("capacity", "allocatable")
     ]
     testbed.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(changes))
-    wait_until(lambda: ("nvidia.com/gpu" in allocatable()) == (what == "add"), 30, lambda: str(allocatable()))
+    wait_until(lambda: ("nvidia.com/gpu" in allocatable()) == (what == "add"), 120, lambda: str(allocatable()))
 
 
 def wanting(cluster: Cluster, ranks: int, nodes: int = 2, **wishes: Any) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def wanting(cluster: Cluster, ranks: int, nodes: int = 2, **wishes: Any) -> dict
 def test_pods_ask_for_gpus_and_have_shared_memory(gpus: Testbed, cluster: Cluster) -> None:
     """They are admitted and scheduled on nodes of the kind; the ranks report that this image has no CUDA."""
     run = cluster.submit("placed", **wanting(cluster, 2, nodes=1, gpu_type=KIND))
-    wait_until(lambda: [pod["status"]["phase"] for pod in run.pods("worker")] == ["Running"], 60, run.transcript)
+    wait_until(lambda: [pod["status"]["phase"] for pod in run.pods("worker")] == ["Running"], 120, run.transcript)
     (worker,) = run.pods("worker")
     assert worker["spec"]["nodeName"] == "n1"
     assert worker["spec"]["nodeSelector"] == {LABEL: KIND}
@@ -78,7 +78,7 @@ def test_more_gpus_than_there_are(gpus: Testbed, cluster: Cluster) -> None:
     assert doctor.returncode == 1, doctor.stdout
     assert "2 with 2 of nvidia.com/gpu" in doctor.stdout
     run = cluster.submit("too-many", **changes)
-    wait_until(lambda: "nvidia.com/gpu" in str(run.status()["waits"]), 40, lambda: str(run.status()))
+    wait_until(lambda: "nvidia.com/gpu" in str(run.status()["waits"]), 120, lambda: str(run.status()))
     assert mentions(run.status()["waits"], "2 Insufficient nvidia.com/gpu … lower resources.ranks_per_node")
     assert cluster.ortflow("cancel", "too-many").returncode == 0
 

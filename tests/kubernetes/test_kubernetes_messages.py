@@ -57,7 +57,7 @@ def test_resume_starts_a_suspended_run(cluster: Cluster, left_alone: Path) -> No
     changes = slow(cluster, 0.1)
     env |= changes.pop("backends__kubernetes__env")
     run = cluster.submit("held", backends__kubernetes__suspend=True, backends__kubernetes__env=env, **changes)
-    wait_until(lambda: "is suspended; `ortflow resume" in str(run.status()["waits"]), 30, run.transcript)
+    wait_until(lambda: "is suspended; `ortflow resume" in str(run.status()["waits"]), 120, run.transcript)
     name = run.job()["metadata"]["name"]
     done = cluster.ortflow("resume", "held")
     assert done.returncode == 0, done.stderr
@@ -94,7 +94,7 @@ def test_a_run_that_the_operator_refuses(cluster: Cluster) -> None:
     mpijob["spec"]["runPolicy"]["cleanPodPolicy"] = "Sometimes"
     space.make_all(*documents)
     handle = f"kubernetes://{space.name}/{mpijob['metadata']['name']}"
-    wait_until(lambda: status(cluster, handle)["state"] == "failed", 30, space.transcript)
+    wait_until(lambda: status(cluster, handle)["state"] == "failed", 120, space.transcript)
     testbed.kubectl("-n", space.name, "delete", "events", "--all")
     looks = [status(cluster, name) for name in (handle, "refused", "refused")]
     assert [how["state"] for how in looks] == ["failed"] * 3
@@ -136,7 +136,7 @@ def test_prepare_without_memory(cluster: Cluster) -> None:
         assert reported["state"] != "failed", reported
         return "raise backends.kubernetes.launcher_resources.memory" in str(reported["waits"])
 
-    wait_until(output, 90, lambda: f"{run.status()}{run.transcript()}")
+    wait_until(output, 120, lambda: f"{run.status()}{run.transcript()}")
 
 
 @pytest.mark.chaos
@@ -166,7 +166,7 @@ def test_the_kind_of_mpijobs_is_deleted(kubernetes_testbed: Testbed, cluster: Cl
     kubernetes_testbed.kubectl("delete", kind, "--wait=true", timeout=120)
     try:
         deleted = "the CRD mpijobs.kubeflow.org was deleted"
-        wait_until(lambda: deleted in str(status(cluster, "kindless")), 30, lambda: str(status(cluster, "kindless")))
+        wait_until(lambda: deleted in str(status(cluster, "kindless")), 120, lambda: str(status(cluster, "kindless")))
         assert status(cluster, "kindless")["state"] == "lost"
         assert "kindless" in cluster.ortflow("list", "-b", "kubernetes").stdout
         done = cluster.ortflow("resume", "kindless")
@@ -178,7 +178,7 @@ def test_the_kind_of_mpijobs_is_deleted(kubernetes_testbed: Testbed, cluster: Cl
         kubernetes_testbed.reported("kubectl", "create", "-f", "-", given=json.dumps(restored))
         # `kubectl wait` fails at once where there is no condition yet.
         established = ("kubectl", "wait", "--for=condition=Established", kind, "--timeout=5s")
-        wait_until(lambda: kubernetes_testbed.ask(*established).returncode == 0, 60)
+        wait_until(lambda: kubernetes_testbed.ask(*established).returncode == 0, 120)
         kubernetes_testbed.service("kill", "operator")
         kubernetes_testbed.service("start", "operator")
     done = cluster.ortflow("resume", "kindless")

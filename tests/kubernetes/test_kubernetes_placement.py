@@ -40,7 +40,7 @@ def test_launcher_and_workers_apart(two_kinds: Testbed, cluster: Cluster) -> Non
         backends__kubernetes__worker_tolerations=tolerates("spot"),
         backends__kubernetes__launcher_tolerations=tolerates("lasting"),
     )
-    wait_until(lambda: nodes(run, "launcher") == {"n1"}, 60, run.transcript)
+    wait_until(lambda: nodes(run, "launcher") == {"n1"}, 120, run.transcript)
     assert nodes(run, "worker") == {"n2"}
     assert nodes(run, "supervisor") == {"n1"}
     run.finish()
@@ -55,5 +55,5 @@ def test_a_worker_without_its_node_is_reported(two_kinds: Testbed, cluster: Clus
         backends__kubernetes__worker_node_selector={"kind": "other"},
         backends__kubernetes__launcher_node_selector={"kind": "lasting"},
     )
-    wait_until(lambda: "cannot be scheduled" in str(run.status()["waits"]), 30, lambda: str(run.status()))
+    wait_until(lambda: "cannot be scheduled" in str(run.status()["waits"]), 120, lambda: str(run.status()))
     assert nodes(run, "worker") == {""}

@@ -43,9 +43,9 @@ def test_a_container_in_first_place(cluster: Cluster, left_alone: Path, tmp_path
         assert how["step"] == 40
         assert [pod["spec"]["containers"][0]["name"] for pod in run.pods("worker")] == [NAME, NAME]
         assert "40" in cluster.ortflow("logs", run.name).stdout
-        wait_until(lambda: not running(run, "worker"), 60, run.transcript)
+        wait_until(lambda: not running(run, "worker"), 120, run.transcript)
         assert not run.over()
-        wait_until(lambda: NAME in (run.status()["waits"] or ""), 30, run.transcript)
+        wait_until(lambda: NAME in (run.status()["waits"] or ""), 120, run.transcript)
         done = cluster.ortflow("supervise", run.name, timeout=90)
         assert done.returncode == 0, done.stdout + done.stderr
         run.finish(60)
@@ -81,7 +81,7 @@ def test_a_quota_on_the_limits_of_cores(cluster: Cluster) -> None:
         "spec": {"hard": {"limits.cpu": "9"}},
     }
     cluster.space.make_all(quota)
-    wait_until(lambda: cluster.space.get("resourcequota", "q")["status"].get("hard"), 20)
+    wait_until(lambda: cluster.space.get("resourcequota", "q")["status"].get("hard"), 120)
     file = cluster.write("limited")
     key = "backends.kubernetes.launcher_resources.cpu_limit"
     done = cluster.ortflow("doctor", "-b", "kubernetes", file.name, "--json")
@@ -108,7 +108,7 @@ def test_an_mpijob_that_is_deleted_without_its_pods(cluster: Cluster) -> None:
     done = cluster.ortflow("cancel", "orphaned")
     assert done.returncode == 0, done.stdout + done.stderr
     assert run.status()["state"] == "cancelled"
-    wait_until(lambda: not run.space.get("pods,jobs")["items"], 60, run.transcript)
+    wait_until(lambda: not run.space.get("pods,jobs")["items"], 120, run.transcript)
     assert run.outcomes() == ["preempted"], run.transcript()
 
 
@@ -135,7 +135,7 @@ def test_following_a_run_costs_few_requests(cluster: Cluster, monkeypatch: pytes
     ]
     for follower in followers:
         follower.start()
-    wait_until(lambda: lines, 30, run.transcript)
+    wait_until(lambda: lines, 120, run.transcript)
     time.sleep(5)
     before, step = len(asked), run.steps()
     time.sleep(30)

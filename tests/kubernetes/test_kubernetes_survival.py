@@ -161,7 +161,7 @@ def test_a_worker_is_evicted_for_its_use_of_disk(cluster: Cluster, left_alone: P
     fill = ["dd", "if=/dev/zero", "of=/tmp/fill", "bs=1M", "count=300"]
     run.space.testbed.ask("kubectl", "-n", run.space.name, "exec", victim, "--", *fill)
     # The supervisor replaces the pod within two seconds; its event stays.
-    wait_until(lambda: evictions(run.space, victim), 60, run.transcript)
+    wait_until(lambda: evictions(run.space, victim), 120, run.transcript)
     run.finish(timeout=300)
     same_end(run.run_dir, left_alone)
     assert run.outcomes() == ["preempted", "finished"], run.transcript()
@@ -201,7 +201,7 @@ def test_the_launchers_node_is_off_and_a_terminal_supervises(
     node = run.pods("launcher")[0]["spec"]["nodeName"]
     kubernetes_testbed.node("off", node)
     words = f"node {node} … launcher pod … does not answer"
-    wait_until(lambda: mentions(str(run.status()["waits"]), words), 30, lambda: str(run.status()))
+    wait_until(lambda: mentions(str(run.status()["waits"]), words), 120, lambda: str(run.status()))
     done = cluster.ortflow("supervise", run.name, timeout=400)
     assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{run.transcript()}"
     same_end(run.run_dir, left_alone)
@@ -217,9 +217,11 @@ def test_preempted_and_pending(kubernetes_testbed: Testbed, cluster: Cluster, le
     node = victim["spec"]["nodeName"]
     kubernetes_testbed.kubectl("cordon", "n1" if node == "n2" else "n2")
     urgent(space, node)
-    wait_until(lambda: space.phase(victim["metadata"]["name"]) == "Pending", 60, run.transcript)
+    wait_until(lambda: space.phase(victim["metadata"]["name"]) == "Pending", 120, run.transcript)
     reported = run.until_state("restarting", "pending", "running")
-    wait_until(lambda: "nodes are available" in str(run.status()["waits"]), 30, lambda: f"{reported}{run.transcript()}")
+    wait_until(
+        lambda: "nodes are available" in str(run.status()["waits"]), 120, lambda: f"{reported}{run.transcript()}"
+    )
     time.sleep(60)
     space.kubectl("delete", "pod", "urgent", "--force", "--grace-period=0")
     run.finish()
@@ -236,8 +238,8 @@ def test_suspended_and_resumed(cluster: Cluster, left_alone: Path) -> None:
     run.until_step(MIDDLE)
     name = run.job()["metadata"]["name"]
     suspend(space, name, True)
-    wait_until(lambda: not run.pods("worker"), 60, run.transcript)
-    wait_until(lambda: "suspended" in str(run.status()["waits"]), 30, lambda: f"{run.status()}{run.transcript()}")
+    wait_until(lambda: not run.pods("worker"), 120, run.transcript)
+    wait_until(lambda: "suspended" in str(run.status()["waits"]), 120, lambda: f"{run.status()}{run.transcript()}")
     suspend(space, name, False)
     run.finish()
     same_end(run.run_dir, left_alone)
@@ -257,7 +259,7 @@ def test_the_api_server_is_away(kubernetes_testbed: Testbed, cluster: Cluster, l
     with kubernetes_testbed.without("apiserver"):
         time.sleep(30)
     run.finish(timeout=300)
-    reported, _ = follower.communicate(timeout=60)
+    reported, _ = follower.communicate(timeout=120)
     assert follower.returncode == 0, reported
     same_end(run.run_dir, left_alone)
     assert "failure" not in run.outcomes()
@@ -367,8 +369,8 @@ def test_given_up(cluster: Cluster) -> None:
     restart = {"failures": 1, "backoff": {"first": 0.0, "limit": 0.0}}
     run = cluster.submit("given-up", restart=restart, **faults(cluster, 1, 2, "raise", attempt=None))
     wait_until(lambda: run.outcomes() == ["failure", "failure"], ENDS, run.transcript)
-    wait_until(lambda: phases(run) == {"Succeeded"}, 30, run.transcript)
-    reported = run.until_state("failed", timeout=30)
+    wait_until(lambda: phases(run) == {"Succeeded"}, 120, run.transcript)
+    reported = run.until_state("failed", timeout=120)
     assert "this rank was told to raise" in reported["cause"]
     assert reported["why"] == "the budget of 1 failure is spent"
     assert "the budget of 1 failure is spent" in cluster.ortflow("status", "given-up").stdout
@@ -379,10 +381,10 @@ def test_given_up(cluster: Cluster) -> None:
 def test_wrong_input(cluster: Cluster) -> None:
     """What only the pods can see is reported, tried once, and holds no resources."""
     run = cluster.submit("wrong", model__path="elsewhere.onnx")
-    reported = run.until_state("failed", timeout=60)
+    reported = run.until_state("failed", timeout=120)
     assert "elsewhere.onnx" in reported["cause"]
     assert reported["attempts"] == 0
-    wait_until(lambda: phases(run) == {"Succeeded"}, 30, run.transcript)
+    wait_until(lambda: phases(run) == {"Succeeded"}, 120, run.transcript)
 
 
 @pytest.mark.chaos
@@ -413,7 +415,7 @@ def test_two_simultaneous_submissions(cluster: Cluster, ahead: int) -> None:
         others = [pod["metadata"]["name"] for pod in pods if not pod["metadata"]["name"].startswith(name)]
         return space.testbed.ask("kubectl", "-n", space.name, "logs", others[0]).stdout if others else ""
 
-    wait_until(lambda: f"is in use by the MPIJob {name}" in second(), 90, first.transcript)
+    wait_until(lambda: f"is in use by the MPIJob {name}" in second(), 120, first.transcript)
     step = first.steps()
     first.until_step(step + 2)
     assert len(first.records("start")) == 1
@@ -441,7 +443,7 @@ def test_deleted(cluster: Cluster) -> None:
     def left() -> set[str]:
         return {item["metadata"]["name"] for item in space.get(kinds)["items"]} - usual
 
-    wait_until(lambda: not left(), 60, lambda: str(left()))
+    wait_until(lambda: not left(), 120, lambda: str(left()))
     assert run.outcomes() == ["preempted"], run.transcript()
     assert (run.run_dir / "checkpoints").is_dir()
     assert [item["metadata"]["name"] for item in space.get("pvc")["items"]] == ["data"]

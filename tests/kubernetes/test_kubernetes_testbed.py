@@ -50,12 +50,12 @@ def test_up_is_quick_and_down_leaves_nothing(cluster_testbed: Testbed) -> None:
     second = Testbed(folder)
     assert [node["metadata"]["name"] for node in second.get("nodes")["items"]] == ["n1", "n2"]
     start = time.monotonic()
-    subprocess.run(up, capture_output=True, timeout=60, check=True)
+    subprocess.run(up, capture_output=True, timeout=120, check=True)
     assert time.monotonic() - start < 5 * BUSY, "what is up is not started again"
     space = Space.make(second, "left")
     space.make_all(image_pod("sleeper", ["sleep", "600"]))
     space.until_phase("sleeper", "Running")
-    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(folder)], check=True, timeout=60)
+    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(folder)], check=True, timeout=120)
     assert not folder.exists()
     assert str(folder) not in Path("/proc/mounts").read_text()
     assert (interfaces(), groups(), sysctls()) == before
@@ -80,7 +80,7 @@ def _of(process: psutil.Process, folder: Path) -> bool:
 )
 def test_up_reports_what_is_wrong(tmp_path: Path, options: list[str], words: str) -> None:
     up = [str(SCRIPTS / "up"), "--testbed", str(tmp_path / "none"), *options]
-    done = subprocess.run(up, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(up, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert words in done.stderr
     assert not (tmp_path / "none").exists()
@@ -152,7 +152,7 @@ def test_volumes(space: Space) -> None:
     assert (folder / "file").stat().st_uid == 1000
     space.kubectl("delete", "pods", "--all")
     space.kubectl("delete", "pvc", "data")
-    wait_until(lambda: not folder.exists(), 20)
+    wait_until(lambda: not folder.exists(), 120)
 
 
 def test_a_volume_without_a_class(space: Space) -> None:
@@ -160,7 +160,7 @@ def test_a_volume_without_a_class(space: Space) -> None:
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "static"}, "spec": spec}
     for _ in range(4):  # more often than there are volumes: each is released after use
         space.make_all(claim)
-        wait_until(lambda: space.get("pvc", "static")["status"].get("phase") == "Bound", 30, space.transcript)
+        wait_until(lambda: space.get("pvc", "static")["status"].get("phase") == "Bound", 120, space.transcript)
         space.kubectl("delete", "pvc", "static")
 
 
@@ -172,9 +172,9 @@ def test_limits_are_held(space: Space) -> None:
         image_pod("greedy", greedy, resources={"limits": {"memory": "64Mi"}}),
         image_pod("filling", filling, resources={"limits": {"ephemeral-storage": "20Mi"}}),
     )
-    space.until_phase("greedy", "Failed", timeout=30)
+    space.until_phase("greedy", "Failed", timeout=120)
     assert ended(space.pod("greedy"))["reason"] == "OOMKilled"
-    space.until_phase("filling", "Failed", timeout=40)
+    space.until_phase("filling", "Failed", timeout=120)
     pod = space.pod("filling")
     assert pod is not None
     assert pod["status"]["reason"] == "Evicted"
@@ -202,12 +202,12 @@ def test_a_node_goes_off_and_on(kubernetes_testbed: Testbed, space: Space) -> No
     space.make_all(pod)
     space.until_phase("there", "Running")
     kubernetes_testbed.node("off", "n2")
-    wait_until(lambda: not kubernetes_testbed.ready("n2"), 40)
+    wait_until(lambda: not kubernetes_testbed.ready("n2"), 120)
     assert kubernetes_testbed.ready("n1")
-    wait_until(lambda: "deletionTimestamp" in (space.pod("there") or {}).get("metadata", {}), 60, space.transcript)
+    wait_until(lambda: "deletionTimestamp" in (space.pod("there") or {}).get("metadata", {}), 120, space.transcript)
     kubernetes_testbed.node("on", "n2")
-    wait_until(lambda: kubernetes_testbed.ready("n2"), 40)
-    wait_until(lambda: space.pod("there") is None, 60, space.transcript)
+    wait_until(lambda: kubernetes_testbed.ready("n2"), 120)
+    wait_until(lambda: space.pod("there") is None, 120, space.transcript)
 
 
 @pytest.mark.chaos
@@ -218,16 +218,16 @@ def test_a_cable_is_out_and_in(kubernetes_testbed: Testbed, space: Space) -> Non
     space.make_all(pod)
     space.until_phase("there", "Running")
     kubernetes_testbed.node("cut", "n2")
-    wait_until(lambda: not kubernetes_testbed.ready("n2"), 40)
+    wait_until(lambda: not kubernetes_testbed.ready("n2"), 120)
     kubernetes_testbed.node("heal", "n2")
-    wait_until(lambda: kubernetes_testbed.ready("n2"), 40)
+    wait_until(lambda: kubernetes_testbed.ready("n2"), 120)
     assert space.kubectl("exec", "there", "--", "hostname") == "there"
 
 
 @pytest.mark.chaos
 def test_the_api_server_is_away(kubernetes_testbed: Testbed, space: Space) -> None:
     space.make_all(mpijob("by-hand", seconds=25))
-    wait_until(lambda: space.condition("by-hand", "Running"), 60, space.transcript)
+    wait_until(lambda: space.condition("by-hand", "Running"), 120, space.transcript)
     with kubernetes_testbed.without("apiserver"):
         done = kubernetes_testbed.ask("kubectl", "get", "nodes", "--request-timeout=3s")
         assert done.returncode != 0

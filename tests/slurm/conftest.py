@@ -72,7 +72,7 @@ def start(folder: Path, port: int, shared: list[Path], *options: str) -> Testbed
 
 def stop(testbed: Testbed) -> None:
     """Remove the testbed."""
-    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(testbed.folder)], check=True, timeout=60)
+    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(testbed.folder)], check=True, timeout=120)
 
 
 @pytest.fixture(scope="session")

@@ -135,20 +135,20 @@ class Login:
         """End the laptop's connection."""
         for path in self.runtime.glob("ortflow-ssh-*/*"):
             command = ["ssh", "-F", str(self.config), "-o", f"ControlPath={path}", "-O", "exit", HOST]
-            subprocess.run(command, capture_output=True, timeout=10, check=False)
+            subprocess.run(command, capture_output=True, timeout=120, check=False)
 
     def stop(self) -> None:
         """Remove the login node, connections included."""
         self.hang_up()
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(10)
+        self.process.wait(120)
         shutil.rmtree(self.runtime)
 
 
 def _environment(folder: Path) -> None:
     """An environment with the dependencies of the one that runs the tests, its MPI, and the trap."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
     site = next((folder / "lib").glob("python3*")) / "site-packages"
     (site / "dependencies.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
     (site / "ortflow").mkdir()

@@ -135,7 +135,7 @@ def test_it_continues_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run
     assert done.returncode == 0, done.stderr
     run.until_step(14)
     run.testbed.reported("scancel", run.job)
-    run.until_state("cancelled", timeout=60)
+    run.until_state("cancelled", timeout=120)
     third = sbatch(cluster_of, script)
     wait_until(lambda: cluster_of.testbed.state(third) in FINAL, ENDS, run.transcript)
     assert run.job == third

@@ -124,7 +124,7 @@ def test_a_busy_cluster(doctored: Cluster) -> None:
     testbed = doctored.testbed
     everything = ["--partition=urgent", "--exclusive", f"--nodes={len(testbed.nodes)}"]
     other = testbed.sbatch(*everything, "--time=5", "--output=/dev/null", "--wrap=sleep 99")
-    wait_until(lambda: testbed.state(other) == "RUNNING", 10)
+    wait_until(lambda: testbed.state(other) == "RUNNING", 120)
     report = examine(doctored, None, "--job", "--nodes", "2", "--wait", "3")
     assert (report.code, report.bad()) == (0, [])
     assert "was still pending after 3 s" in report.one("job")["what"]
@@ -136,9 +136,9 @@ def test_a_busy_cluster(doctored: Cluster) -> None:
         cwd=doctored.project.folder, env=testbed.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
         text=True,
     )  # fmt: skip
-    wait_until(lambda: "PENDING" in testbed.reported("squeue", "-h", "-n", "ortflow-doctor", "-o", "%T"), 60)
+    wait_until(lambda: "PENDING" in testbed.reported("squeue", "-h", "-n", "ortflow-doctor", "-o", "%T"), 120)
     process.send_signal(signal.SIGTERM)
-    _, words = process.communicate(timeout=60)
+    _, words = process.communicate(timeout=120)
     assert process.returncode == 1
     assert says(words.splitlines()[-1], "error: … SIGTERM … job was cancelled")
     assert testbed.reported("squeue", "-h", "-n", "ortflow-doctor") == ""

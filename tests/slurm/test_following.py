@@ -63,7 +63,7 @@ def test_cancel_now(cluster_of: Cluster, undisturbed: Run) -> None:
     done = cluster_of.ortflow("cancel", "--now", "stopped-now", timeout=90)
     assert done.returncode == 0, done.stderr
     assert run.status()["state"] == "cancelled"
-    wait_until(lambda: not in_queue(run), 20)
+    wait_until(lambda: not in_queue(run), 120)
     done = cluster_of.ortflow("resume", "stopped-now")
     assert done.returncode == 0, done.stderr
 
@@ -73,8 +73,8 @@ def test_cancel_between_two_lives(cluster_of: Cluster) -> None:
     run = cluster_of.submit("between", **slow(0.5))
     run.until_step(7)
     run.testbed.reported("scontrol", "requeue", run.job)
-    reported = run.until_state("restarting", timeout=30)
-    wait_until(lambda: run.testbed.state(run.job) == "PENDING", 30)
+    reported = run.until_state("restarting", timeout=120)
+    wait_until(lambda: run.testbed.state(run.job) == "PENDING", 120)
     reported = run.status()
     assert reported["state"] == "restarting"
     assert reported["waits"]
@@ -156,7 +156,7 @@ def test_a_chain_whose_first_fails(cluster_of: Cluster) -> None:
     second = cluster_of.submit("broken-2", "--after", "broken-1", **SHORT)
     cluster_of.ortflow("cancel", "broken-1", timeout=90)
     first.testbed.ended(first.job, 30)
-    wait_until(lambda: second.testbed.state(second.job) in FINAL, 30)
+    wait_until(lambda: second.testbed.state(second.job) in FINAL, 120)
     reported = second.status()
     assert reported["state"] == "cancelled"
     assert reported["cause"]
@@ -169,7 +169,7 @@ def test_logs_follow_across_a_restart(cluster_of: Cluster) -> None:
     follow = _start(cluster_of, "logs", "--follow", "followed")
     run.testbed.reported("scontrol", "requeue", run.job)
     run.finish()
-    out, err = follow.communicate(timeout=60)
+    out, err = follow.communicate(timeout=120)
     assert follow.returncode == 0, err
     for attempt in (0, 1):
         for line in (run.run_dir / f"logs/attempt-{attempt:02d}/rank-0000.log").read_text().splitlines():
@@ -182,7 +182,7 @@ def test_the_controller_is_away_while_a_run_is_followed(cluster_of: Cluster, und
     file = cluster_of.write("watched", **slow(0.5))
     follow = _start(cluster_of, "submit", "--follow", "--backend", "slurm", file.name)
     run = Run(cluster_of, "watched")
-    wait_until(lambda: bool(run.records("submit")), 60)
+    wait_until(lambda: bool(run.records("submit")), 120)
     run.until_step(5)
     testbed.controller("kill")
     start = time.monotonic()
@@ -193,7 +193,7 @@ def test_the_controller_is_away_while_a_run_is_followed(cluster_of: Cluster, und
     assert follow.poll() is None, follow.communicate()
     testbed.controller("start")
     run.finish()
-    out, err = follow.communicate(timeout=60)
+    out, err = follow.communicate(timeout=120)
     assert follow.returncode == 0, f"{out}\n{err}"
     assert "finished at step 40" in out
     same_end(run, undisturbed)
@@ -224,7 +224,7 @@ def test_submit_to_a_controller_that_does_not_answer(cluster_of: Cluster, how: s
     waiting = _start(cluster_of, "submit", "--backend", "slurm", "--retry", "60", file.name)
     time.sleep(2)
     testbed.controller("start" if how == "kill" else "thaw")
-    out, err = waiting.communicate(timeout=90)
+    out, err = waiting.communicate(timeout=120)
     assert waiting.returncode == 0, f"{out}\n{err}"
     assert testbed.reported("squeue", "-h", "-o", "%j").split().count(name) == 1
 

@@ -40,7 +40,7 @@ def recorder(folder: Path) -> Path:
 
 
 def ended(run: Run) -> dict[str, Any]:
-    wait_until(lambda: run.testbed.state(run.job) in FINAL, 60, run.transcript)
+    wait_until(lambda: run.testbed.state(run.job) in FINAL, 120, run.transcript)
     return run.status()
 
 

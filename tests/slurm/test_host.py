@@ -134,13 +134,13 @@ def test_follow_and_leave(testbed: Testbed, laptop: Laptop) -> None:
         try:
             run.until_step(2)
             os.killpg(follow.pid, signal.SIGINT)
-            out, err = follow.communicate(timeout=60)
+            out, err = follow.communicate(timeout=120)
         finally:
             follow.kill()
     assert follow.returncode == 130
     assert mentions(err, f"continues … ortflow logs -f --host {HOST} left"), out
     left = f"{laptop.login.home}/venv/bin/python -c"
-    wait_until(lambda: left not in testbed.ask("ps", "axww", "-o", "args").stdout, 10, "a command stayed over there")
+    wait_until(lambda: left not in testbed.ask("ps", "axww", "-o", "args").stdout, 120, "a command stayed over there")
     assert run.steps() < 40
     done = laptop.far("cancel", "left", timeout=90)
     assert done.returncode == 0, done.stderr

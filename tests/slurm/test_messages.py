@@ -27,7 +27,7 @@ def test_a_held_job_has_no_expected_start(cluster_of: Cluster) -> None:
     run = cluster_of.submit("held", **slow(0.3))
     run.until_step(3, ENDS)
     run.testbed.reported("scontrol", "requeue", run.job)
-    wait_until(lambda: run.testbed.state(run.job) == "PENDING", 60)
+    wait_until(lambda: run.testbed.state(run.job) == "PENDING", 120)
     run.testbed.reported("scontrol", "hold", run.job)
     reported = run.status()
     assert mentions(reported["waits"], "never start", "held")

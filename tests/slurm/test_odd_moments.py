@@ -51,7 +51,7 @@ def test_damaged_lines_between_two_attempts(cluster_of: Cluster, undisturbed: Ru
     run = cluster_of.submit("damaged", **slow(0.3))
     run.until_step(12)
     run.testbed.reported("scontrol", "requeue", run.job)
-    wait_until(lambda: run.testbed.state(run.job) == "PENDING", 60)
+    wait_until(lambda: run.testbed.state(run.job) == "PENDING", 120)
     spoilt = [run.run_dir / "attempts.jsonl", *(run.run_dir / "events").glob("rank-000[01].jsonl")]
     assert len(spoilt) == 3
     for path in spoilt:
@@ -95,7 +95,7 @@ def test_attempts_that_never_come_to_a_step_end(cluster_of: Cluster) -> None:
     wait_until(lambda: any(record["next"] == "stop" for record in run.records("end")), ENDS, run.transcript)
     assert len(run.records("end")) == 6, run.transcript()
     assert run.restarts == 5, "not queued once more in vain"
-    wait_until(lambda: run.status()["state"] == "failed", 60, lambda: str(run.status()))
+    wait_until(lambda: run.status()["state"] == "failed", 120, lambda: str(run.status()))
     shown = cluster_of.ortflow("status", "fruitless").stdout
     assert "a signal was sent by hand" in shown, shown
     assert "5 attempts" in shown, shown

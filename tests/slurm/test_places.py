@@ -137,7 +137,7 @@ def test_as_another_user(cluster_of: Cluster, undisturbed: Run, other_home: Path
     become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", f"HOME={other_home}"]
     done = subprocess.run(
         [*become, python, *ORTFLOW[1:], "submit", "--backend", "slurm", file.name],
-        cwd=other_home, env=cluster_of.testbed.environment, capture_output=True, text=True, check=False, timeout=60,
+        cwd=other_home, env=cluster_of.testbed.environment, capture_output=True, text=True, check=False, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     run = Run(Cluster(cluster_of.testbed, mine), "other")

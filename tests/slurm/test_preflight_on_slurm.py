@@ -90,7 +90,7 @@ def test_a_node_on_which_ranks_die_twice(others: bool, cluster_of: Cluster) -> N
     for attempt in range(2):
         run.until_attempt(attempt, 8 + attempt)
         rank_processes(run.run_dir)[1].kill()
-        wait_until(lambda end=attempt + 1: len(run.records("end")) == end, 60.0, run.transcript)
+        wait_until(lambda end=attempt + 1: len(run.records("end")) == end, 120, run.transcript)
     run.finish()
     ends = run.records("end")
     assert [end["outcome"] for end in ends] == ["failure", "failure", "finished"], run.transcript()
@@ -115,8 +115,8 @@ def test_too_few_nodes_are_left(cluster_of: Cluster) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     run = Run(cluster_of, "too-few")
     wait_until(lambda: run.records("end"), 120.0, run.transcript)
-    wait_until(lambda: run.testbed.job(run.job)["ExcNodeList"] == slow, 60.0, run.transcript)
-    wait_until(lambda: "excluded" in (run.status()["waits"] or ""), 90.0, run.transcript)
+    wait_until(lambda: run.testbed.job(run.job)["ExcNodeList"] == slow, 120, run.transcript)
+    wait_until(lambda: "excluded" in (run.status()["waits"] or ""), 120, run.transcript)
     status = run.status()
     assert list(status["excluded_nodes"]) == [slow]
     assert mentions(status["waits"], f"{slow} is excluded"), status["waits"]

@@ -43,8 +43,8 @@ def test_accounting_remembers_what_the_queue_has_forgotten(site: MakeSite) -> No
     there = site("--accounting", "--set", "MinJobAge=2")
     run = there.submit("forgotten", **LATER)
     there.testbed.reported("scancel", run.job)
-    wait_until(lambda: run.job not in there.testbed.ask("scontrol", "show", "job", run.job).stdout, 60)
-    wait_until(lambda: "CANCELLED" in there.testbed.reported("sacct", "-n", "-j", run.job, "-o", "state%30"), 20)
+    wait_until(lambda: run.job not in there.testbed.ask("scontrol", "show", "job", run.job).stdout, 120)
+    wait_until(lambda: "CANCELLED" in there.testbed.reported("sacct", "-n", "-j", run.job, "-o", "state%30"), 120)
     reported = run.status()
     assert reported["state"] == "cancelled"
     assert "cancelled in Slurm" in reported["cause"]
@@ -54,7 +54,7 @@ def test_without_accounting_the_end_is_unknown(site: MakeSite) -> None:
     there = site("--set", "MinJobAge=2")
     run = there.submit("unknown", **LATER)
     there.testbed.reported("scancel", run.job)
-    wait_until(lambda: run.job not in there.testbed.ask("scontrol", "show", "job", run.job).stdout, 60)
+    wait_until(lambda: run.job not in there.testbed.ask("scontrol", "show", "job", run.job).stdout, 120)
     reported = run.status()
     assert reported["state"] == "lost"
     assert run.job in reported["cause"]
@@ -73,7 +73,7 @@ def test_limits_are_reported_by_the_keys_of_the_run_file(site: MakeSite) -> None
         assert f"backends.slurm.{key}" in done.stderr
     there.testbed.reported("sacctmgr", "-i", "modify", "account", "lab", "set", "GrpTRES=cpu=1")
     run = there.submit("limited", backends__slurm__account="lab")
-    wait_until(lambda: "Assoc" in there.testbed.job(run.job)["Reason"], 20, lambda: str(there.testbed.job(run.job)))
+    wait_until(lambda: "Assoc" in there.testbed.job(run.job)["Reason"], 120, lambda: str(there.testbed.job(run.job)))
     assert "account" in run.status()["waits"]
 
 
@@ -159,6 +159,6 @@ def test_the_doctor_reports_the_limits_of_a_qos(site: MakeSite) -> None:
     assert mentions(reported.stdout, "QOS small", "1 node", "MaxTRESPerJob", "2")
     assert mentions(reported.stdout, "QOS small", "00:10:00", "MaxWall", "00:20:00")
     run = there.submit("too-much", **limits, backends__slurm__qos="small")
-    wait_until(lambda: "QOS" in there.testbed.job(run.job)["Reason"], 20, lambda: str(there.testbed.job(run.job)))
+    wait_until(lambda: "QOS" in there.testbed.job(run.job)["Reason"], 120, lambda: str(there.testbed.job(run.job)))
     fine = there.ortflow("doctor", "-b", "slurm", there.write("little", **limits).name)
     assert "MaxTRESPerJob" not in fine.stdout

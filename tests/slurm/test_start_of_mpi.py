@@ -51,4 +51,4 @@ def ranks(cluster: Cluster, program: str, patience: float = 45.0) -> str:
         return child.communicate(timeout=patience)[0]
     except subprocess.TimeoutExpired:
         child.terminate()  # srun ends its step then
-        return child.communicate(timeout=30)[0]
+        return child.communicate(timeout=120)[0]

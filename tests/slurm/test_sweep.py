@@ -85,7 +85,7 @@ def test_the_last_task_alone_is_ended(cluster_of: Cluster) -> None:
         run.until_step(2)
     done = cluster_of.ortflow("cancel", "last-1", timeout=90)
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: queued(cluster_of.testbed) == [runs[0].job], 20, lambda: str(queued(cluster_of.testbed)))
+    wait_until(lambda: queued(cluster_of.testbed) == [runs[0].job], 120, lambda: str(queued(cluster_of.testbed)))
     assert states(cluster_of, "last") == ["running", "cancelled"]
     done = cluster_of.ortflow("cancel", "--sweep", "last", timeout=90)
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_a_task_that_may_not_be_queued_again_is_followed(cluster_of: Cluster) ->
     task = runs[1].job
     runs[1].until_step(3)
     urgent = cluster_of.testbed.preempt(task, seconds=2)
-    wait_until(lambda: runs[1].job != task, 30, runs[1].transcript)
+    wait_until(lambda: runs[1].job != task, 120, runs[1].transcript)
     assert "_" not in runs[1].job
     wait_until(lambda: states(cluster_of, "followed") == ["finished"] * 2, ENDS, runs[1].transcript)
     assert runs[1].records("start")[-1]["attempt"] == 1

@@ -29,8 +29,8 @@ def test_up_works_and_down_leaves_nothing(cluster: Testbed) -> None:
     assert "GraceTime=15" in second.reported("scontrol", "show", "partition", "main")
     assert sorted(second.reported("srun", "--nodes=2", "hostname").split()) == ["second1", "second2"]
     job = second.sbatch("--nodes=2", "--output=/dev/null", "--wrap=srun sleep 60")
-    wait_until(lambda: second.state(job) == "RUNNING", 10)
-    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(folder)], check=True, timeout=60)
+    wait_until(lambda: second.state(job) == "RUNNING", 120)
+    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(folder)], check=True, timeout=120)
     assert not folder.exists()
     assert str(folder) not in Path("/proc/mounts").read_text()
     assert not list(Path("/sys/fs/cgroup").glob("*/slurm_second*"))
@@ -56,7 +56,7 @@ def _of(process: psutil.Process, folder: Path) -> bool:
 )
 def test_up_reports_what_is_wrong(tmp_path: Path, options: list[str], words: str) -> None:
     up = [str(SCRIPTS / "up"), "--testbed", str(tmp_path / "none"), *options]
-    done = subprocess.run(up, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(up, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
     assert words in done.stderr
     assert not (tmp_path / "none").exists()
@@ -65,7 +65,7 @@ def test_up_reports_what_is_wrong(tmp_path: Path, options: list[str], words: str
 def test_up_refuses_ports_in_use(cluster: Testbed, tmp_path: Path) -> None:
     port = cluster.reported("scontrol", "show", "config").split("SlurmctldPort")[1].split()[1]
     up = [str(SCRIPTS / "up"), "--testbed", str(tmp_path / "none"), "--base-port", port]
-    done = subprocess.run(up, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(up, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert f"port {port} is in use: give --base-port" in done.stderr
     assert not (tmp_path / "none").exists()
@@ -89,9 +89,9 @@ def test_gpus_are_handed_out(testbed: Testbed) -> None:
 def test_a_node_off_is_noticed_and_comes_back(testbed: Testbed) -> None:
     name = testbed.nodes[-1]
     testbed.node("off", name)
-    wait_until(lambda: "down" in testbed.reported("sinfo", "-h", "-N", "-n", name, "-o", "%T"), 60)
+    wait_until(lambda: "down" in testbed.reported("sinfo", "-h", "-N", "-n", name, "-o", "%T"), 120)
     testbed.node("start", name)
-    wait_until(lambda: testbed.reported("sinfo", "-h", "-N", "-n", name, "-p", "main", "-o", "%T") == "idle", 30)
+    wait_until(lambda: testbed.reported("sinfo", "-h", "-N", "-n", name, "-p", "main", "-o", "%T") == "idle", 120)
 
 
 def test_an_urgent_job_preempts_and_the_other_is_requeued(testbed: Testbed, tmp_path: Path) -> None:
@@ -99,9 +99,9 @@ def test_an_urgent_job_preempts_and_the_other_is_requeued(testbed: Testbed, tmp_
     job = testbed.sbatch(
         "--requeue", "--output=/dev/null", f"--wrap=echo ${{SLURM_RESTART_COUNT:-0}} >>{seen}; sleep 20"
     )
-    wait_until(seen.exists, 10)
+    wait_until(seen.exists, 120)
     testbed.preempt(job, seconds=2)
-    wait_until(lambda: seen.read_text() == "0\n1\n", 40, lambda: str(testbed.job(job)))
+    wait_until(lambda: seen.read_text() == "0\n1\n", 120, lambda: str(testbed.job(job)))
 
 
 @pytest.mark.skipif(not os.path.isdir("/sys/fs/cgroup/memory"), reason="needs cgroup version 1")

@@ -25,7 +25,7 @@ def test_a_search_is_killed_and_continued(cluster_of: Cluster) -> None:
     folder, environment = cluster_of.project.folder, cluster_of.testbed.environment
     killed_in_between(search, folder, environment, runs[0].steps)
     # One trial ends while no search follows it.
-    wait_until(lambda: runs[0].status()["state"] == "finished", 90, runs[0].transcript)
+    wait_until(lambda: runs[0].status()["state"] == "finished", 120, runs[0].transcript)
     done = cluster_of.ortflow(*search, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [evaluations(run.run_dir)[-1][1] for run in runs]

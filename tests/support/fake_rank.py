@@ -60,7 +60,9 @@ def main() -> None:
             asked = next((one for one in comm.allgather(asked) if one), None)
         if asked and act.get("do") != "deaf":
             if place.rank == 0:
-                saved.write_text(str(step))
+                unfinished = saved.with_name("saved.tmp")
+                unfinished.write_text(str(step))
+                unfinished.replace(saved)  # tests read it as soon as it is there
                 events.write("checkpoint", step=step)
             events.write("preempted", step=step)
             leave(comm, 75)
@@ -77,6 +79,8 @@ def do(act: dict, rank: int, events: EventLog, run: RunDir, comm: object) -> Non
     if act.get("rank", rank) != rank:
         return
     print(f"rank {rank} now does {what}", flush=True)
+    while "gate" in act and not Path(act["gate"]).exists():
+        time.sleep(0.02)
     if what == "sigterm-default":
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGTERM)
@@ -93,6 +97,8 @@ def do(act: dict, rank: int, events: EventLog, run: RunDir, comm: object) -> Non
     elif what == "full":
         Notice(run.heartbeat).report(OutOfDisk(run.root, 1))
         os._exit(1)
+    elif what == "wait":
+        time.sleep(600)
     elif what == "hog":
         held = []
         while True:

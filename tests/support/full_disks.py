@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from project import of_kind
 from tiny_runs import RUN, Tiny, has_traceback, result
+from waits import PATIENCE
 
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.workflow.run.rundir import RunDir
@@ -59,7 +60,7 @@ def wait_for_step(tiny: Tiny, step: int, child: subprocess.Popen[str]) -> None:
 
 
 def until_reported(tiny: Tiny, child: subprocess.Popen[str]) -> RunStatus:
-    end = time.monotonic() + 60
+    end = time.monotonic() + PATIENCE
     while True:
         how = read_status(RunDir(tiny.run_dir))
         if how.waits is not None:

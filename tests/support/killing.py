@@ -15,9 +15,9 @@ from ortflow.launchers.supervision.processes import family, of_run, ranks_among
 from ortflow.workflow.run.rundir import RunDir
 
 FAULTS = Path(__file__).parent / "faults"
-ENDS_WITHIN = 10.0
+ENDS_WITHIN = 60.0
 """Seconds from the kill of a rank to the end of the attempt."""
-GONE_WITHIN = 5.0
+GONE_WITHIN = 60.0
 """Seconds in which the operating system has removed the processes of an attempt that has ended."""
 
 

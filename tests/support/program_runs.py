@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import textwrap
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import psutil
 from forks import run_merged
 from project import ORTFLOW, environment
+from waits import PATIENCE
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Programs:
             stderr=subprocess.STDOUT, text=True, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
-    def run(self, *arguments: str, seconds: float = 90, **changes: str) -> tuple[int, str]:
+    def run(self, *arguments: str, seconds: float = 2 * PATIENCE, **changes: str) -> tuple[int, str]:
         """Run `ortflow run ARGUMENTS`; returns the exit code and all that it printed."""
         done = run_merged(
             "run", *arguments, folder=self.folder, environment=environment(**changes), timeout=seconds
@@ -45,7 +47,7 @@ class Programs:
             output, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             process.terminate()
-            output, _ = process.communicate(timeout=30)
+            output, _ = process.communicate(timeout=PATIENCE)
             raise AssertionError(f"still running after {seconds} s:\n{output}") from None
         return process.returncode, output
 
@@ -59,7 +61,13 @@ class Programs:
         return [record for line in file.read_text().splitlines() if (record := json.loads(line))["event"] == kind]
 
     def left(self, name: str = "train") -> list[str]:
-        """Processes of a run that still live."""
+        """Processes of a run that still live a while after its end: on a busy machine a killed one dies late."""
+        end = time.monotonic() + PATIENCE / 2
+        while (living := self._living(name)) and time.monotonic() < end:
+            time.sleep(0.1)
+        return living
+
+    def _living(self, name: str) -> list[str]:
         root, found = str(self.folder / "runs" / name), []
         for process in psutil.process_iter():
             try:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from waits import PATIENCE
+
 from ortflow.workflow.program.wire import ADDRESS_VARIABLE, TOKEN_VARIABLE, Connection, Message
 
 TOKEN = "a-token"
@@ -86,7 +88,7 @@ class ProgramServer:
         """All messages of a kind, of any rank."""
         return [message for _, message in list(self.messages) if message["kind"] == kind]
 
-    def wait(self, condition: Any, seconds: float = 60) -> None:
+    def wait(self, condition: Any, seconds: float = PATIENCE) -> None:
         """Wait until a function of this server is true."""
         with self.changed:
             assert self.changed.wait_for(lambda: condition(self), seconds), self.messages[-5:]

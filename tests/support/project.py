@@ -20,6 +20,7 @@ from typing import Any
 
 import yaml
 from forks import run_command
+from waits import PATIENCE
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "gpt"
 ORTFLOW = [sys.executable, "-m", "ortflow"]
@@ -42,7 +43,9 @@ def environment(**changes: str) -> dict[str, str]:
     return {**kept, "PYTHONWARNINGS": "default", **changes}
 
 
-def command(*arguments: str, folder: Path, timeout: float = 120, **changes: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: str, folder: Path, timeout: float = 2 * PATIENCE, **changes: str
+) -> subprocess.CompletedProcess[str]:
     """Run `ortflow ARGUMENTS` in a folder: in a fork, unless another interpreter would start differently there."""
     return run_command(*arguments, folder=folder, environment=environment(**changes), timeout=timeout)
 

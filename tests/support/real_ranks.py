@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 from project import FEW_CORES, MPICH_SUMS
+from waits import PATIENCE
 
 
-def on_ranks(count: int, *arguments: str, timeout: float = 120, **variables: str) -> str:
+def on_ranks(count: int, *arguments: str, timeout: float = 2 * PATIENCE, **variables: str) -> str:
     """Run Python with these arguments on `count` ranks, and return what they print.
 
     Ranks that wait yield the core. With `MPICH_SUMS` (project.py) among the variables they wait as in users' runs.
@@ -31,7 +32,7 @@ def on_ranks(count: int, *arguments: str, timeout: float = 120, **variables: str
     return done.stdout
 
 
-def all_good(count: int, program: str, *arguments: str, timeout: float = 120, **variables: str) -> None:
+def all_good(count: int, program: str, *arguments: str, timeout: float = 2 * PATIENCE, **variables: str) -> None:
     """Run a program, given as text, on `count` ranks; assert that each ends well and prints `good`.
 
     For tests of MPI itself: with its own sums and its own waiting.

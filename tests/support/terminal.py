@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from waits import PATIENCE
+
 _PIECES = re.compile(r"\x1b\[([?\d;]*)([A-Za-z])|([\r\n])|([^\x00-\x1f])")
 
 
@@ -76,13 +78,13 @@ class Terminal:
     def press(self, keys: bytes) -> None:
         os.write(self._keyboard, keys)
 
-    def until(self, condition: Callable[[], bool], timeout: float = 60) -> None:
+    def until(self, condition: Callable[[], bool], timeout: float = PATIENCE) -> None:
         end = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < end, f"timed out:\n{self.screen}"
             self._read()
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = PATIENCE) -> int:
         """Read to the end; the exit code."""
         end = time.monotonic() + timeout
         while self._read():

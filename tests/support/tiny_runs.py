@@ -20,6 +20,7 @@ from data_sets import write_batches
 from forks import Ended, run_command
 from project import ORTFLOW, curve, environment
 from small_network import save_model
+from waits import PATIENCE
 
 STEPS = 12
 RUN: dict[str, Any] = {
@@ -76,7 +77,7 @@ class Tiny:
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         )  # fmt: skip
 
-    def command(self, *arguments: str, timeout: float = 60, **changes: str) -> Done:
+    def command(self, *arguments: str, timeout: float = PATIENCE, **changes: str) -> Done:
         """Run a command, and measure it."""
         begun, variables = time.monotonic(), environment(**changes)
         done = run_command(*arguments, folder=self.folder, environment=variables, timeout=timeout)
