@@ -29,7 +29,7 @@ from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 CHECK = 1.0
 """Seconds between two checks of where ranks run, until all have started."""
-POLL = 5.0
+PROBE = 5.0
 """Seconds between two probes of the hosts."""
 SILENCE = 45.0
 """Seconds without an answer after which a host is lost: a short network interruption costs nothing."""
@@ -62,7 +62,7 @@ class PodAttempt(Child):
         self._processes: dict[int, Process] = {}
         """The host of each rank that has started."""
         self._next_check = 0.0
-        self._next_check = self._clock.monotonic() + POLL
+        self._next_probe = self._clock.monotonic() + PROBE
         super().__init__(run, number, command, environment)
 
     def poll(self) -> int | None:
@@ -78,8 +78,8 @@ class PodAttempt(Child):
 
     def gone(self) -> Sequence[int]:
         """Ranks on hosts that are a different pod now, or have not answered for too long."""
-        if (now := self._clock.monotonic()) >= self._next_check:
-            self._next_check = now + POLL
+        if (now := self._clock.monotonic()) >= self._next_probe:
+            self._next_probe = now + PROBE
             for host, address in addresses(list(self._hosts), self._pod.ssh_port, greets=False).items():
                 if address == self._hosts[host]:
                     self._heard[host] = now

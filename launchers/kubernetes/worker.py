@@ -46,7 +46,7 @@ class Worker:
         self._worker_report = WorkerReport(pod.address, time.time(), key=key_digest(keys()), node=self._pod.node)
         self._released = pod.release()
         self._leaves_at = 0.0
-        self._no_dry_run = False
+        self._unwritten = False
         """The volume was full when the report had to be written."""
 
     def work(self) -> int:
@@ -104,17 +104,17 @@ class Worker:
             self._write_report()
 
     def _catch_up(self) -> None:
-        if self._no_dry_run:
+        if self._unwritten:
             self._write_report()
 
     def _write_report(self) -> None:
         try:
             write_report(self._pod, self._host, self._worker_report)
-            self._no_dry_run = False
+            self._unwritten = False
         except OSError as error:
             if is_full(error):
                 # Ranks wait for space, and would die with this process.
-                self._no_dry_run = True
+                self._unwritten = True
                 return
             raise UserError(
                 f"{self._pod.mount} cannot be written by uid {os.getuid()}: {error.strerror}",

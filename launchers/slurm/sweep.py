@@ -72,9 +72,9 @@ def check_length(runs: int, slurm: Slurm) -> None:
         longest = slurm.longest_array()
     except OrtflowError:
         return
-    if longest is not None and runs > longest - 1:
+    if longest is not None and runs > longest:
         raise UserError(
-            f"--set asks for {runs} runs, and a job array of this Slurm has at most {longest - 1} (MaxArraySize)",
+            f"--set asks for {runs} runs, and a job array of this Slurm has at most {longest} (MaxArraySize)",
             fix="give fewer values, or submit several sweeps",
         )
 

@@ -6,6 +6,7 @@ Several ranks need torch.distributed here: without it nothing tells a rank when 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import sys
@@ -18,13 +19,25 @@ from ortflow.program.world import World
 FOLDER = "checkpoints"
 COMMITTED = "COMMITTED"
 PREFIX = "step-"
+OLD = ".old"
+"""End of the name of a checkpoint that is being replaced."""
 
 
 def newest(folder: Path) -> Path | None:
     """Return the newest complete checkpoint of the folder."""
+    for marker in folder.glob(f".{PREFIX}*{OLD}/{COMMITTED}"):
+        _take_back(marker.parent)
     markers = folder.glob(f"{PREFIX}*/{COMMITTED}")
     complete = [marker.parent for marker in markers if marker.parent.name.removeprefix(PREFIX).isdecimal()]
     return max(complete, key=step_of, default=None)
+
+
+def _take_back(replaced: Path) -> None:
+    """Give a checkpoint its name again if its commit was killed before the one that replaces it had taken the name."""
+    final = replaced.with_name(replaced.name.removeprefix(".").removesuffix(OLD))
+    if final.name.removeprefix(PREFIX).isdecimal() and not os.path.lexists(final):
+        with contextlib.suppress(OSError):  # another rank was faster
+            replaced.rename(final)
 
 
 def step_of(path: Path) -> int:
@@ -52,11 +65,10 @@ def commit(folder: Path, step: int, world: World) -> Iterator[Path]:
         errors = [text for text in gather(error) if text]
         if errors and world.rank == 0:
             shutil.rmtree(temporary, ignore_errors=True)
+    if not errors:
+        errors = [text for text in gather(_publish(temporary, final) if world.rank == 0 else "") if text]
     if errors:
         raise CommitFailed(f"the checkpoint of step {step} was not made: {errors[0]}")
-    if world.rank == 0:
-        _publish(temporary, final)
-    gather("")
 
 
 def _begin(temporary: Path, final: Path) -> str:
@@ -71,18 +83,39 @@ def _begin(temporary: Path, final: Path) -> str:
     return ""
 
 
-def _publish(temporary: Path, final: Path) -> None:
-    for path in sorted(temporary.rglob("*"), reverse=True):
-        _sync(path)
-    (temporary / COMMITTED).touch()
-    _sync(temporary)
-    replaced = temporary.with_name(f"{temporary.name}.old")
-    shutil.rmtree(replaced, ignore_errors=True)
-    if final.exists():
-        final.rename(replaced)
-    temporary.rename(final)
-    # A new name is durable when the folder that holds it is (fsync(2)).
-    _sync(final.parent)
+def _publish(temporary: Path, final: Path) -> str:
+    """Make the temporary folder the checkpoint; returns why that fails."""
+    replaced = temporary.with_name(f"{temporary.name}{OLD}")
+    try:
+        for path in sorted(temporary.rglob("*"), reverse=True):
+            _sync(path)
+        (temporary / COMMITTED).touch()
+        _sync(temporary)
+        # Until the new one has the name, there is always a complete one: `newest` knows both names.
+        while True:
+            if final.exists():
+                _remove(replaced)
+                final.rename(replaced)
+            try:
+                temporary.rename(final)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            else:
+                break  # else a reader took the old one back
+        # A new name is durable when the folder that holds it is (fsync(2)).
+        _sync(final.parent)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        return f"{error.filename}: {error.strerror}"
+    with contextlib.suppress(OSError):
+        _remove(replaced)
+    return ""
+
+
+def _remove(replaced: Path) -> None:
+    """Remove a checkpoint that was replaced; without its marker a part of it is never taken for a checkpoint."""
+    (replaced / COMMITTED).unlink(missing_ok=True)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

@@ -19,7 +19,7 @@ from signal_handlers import restored
 
 from ortflow.launchers.attempts.locks import hold
 from ortflow.launchers.kubernetes import ending
-from ortflow.launchers.kubernetes.attempt import POLL, SILENCE, PodAttempt
+from ortflow.launchers.kubernetes.attempt import PROBE, SILENCE, PodAttempt
 from ortflow.launchers.kubernetes.pod import FINISHED, Pod
 from ortflow.launchers.kubernetes.run_supervisor import MARGIN, OLD_RANKS, RunSupervisor
 from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
@@ -183,16 +183,17 @@ def test_ranks_of_an_earlier_attempt_are_waited_for_and_then_fenced_off(
 
 
 def test_a_host_is_lost_after_its_silence(folder: Path, clock: FakeClock) -> None:
-    """Nothing listens on the port, as on a node without power."""
+    """Nothing listens on the port, as on a node without power. No rank has started: `poll` still searches for them."""
     pod = Pod("gpt-abc", "uid", folder / "run.yaml", folder, 1, new_budget=False, fresh=False)
     run = RunDir(folder / "gpt")
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
     attempt = PodAttempt(run, 0, command, os.environ, "mpich", pod, {"127.0.0.1": "127.0.0.1"}, 2, clock)
     try:
         begun = clock.now
-        while not attempt.gone():
-            clock.sleep(1.0)
-        assert SILENCE < clock.now - begun <= SILENCE + POLL + 1.0
+        while attempt.poll() is None and not attempt.gone():
+            assert clock.now < begun + 2 * SILENCE
+            clock.sleep(0.5)
+        assert SILENCE < clock.now - begun <= SILENCE + PROBE + 1.0
         assert attempt.gone() == [0, 1]
     finally:
         attempt.kill()
@@ -209,8 +210,9 @@ def test_a_host_that_is_slow_to_greet_is_not_lost(folder: Path, clock: FakeClock
         try:
             begun = clock.now
             while clock.now < begun + 2 * SILENCE:
+                assert attempt.poll() is None
                 assert not attempt.gone()
-                clock.sleep(POLL)
+                clock.sleep(PROBE)
         finally:
             attempt.kill()
 

@@ -313,6 +313,70 @@ def test_without_ortflow_a_strangers_folder_stays(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000004", "step-00000005", "step-last"]
 
 
+def test_without_ortflow_a_commit_that_cannot_be_written_fails(tmp_path: Path) -> None:
+    """Rank 0 reports it to the others, which wait for it."""
+    from ortflow.program.alone import commit, newest
+    from ortflow.program.errors import CommitFailed
+    from ortflow.program.world import world
+
+    with commit(tmp_path, 5, world({})) as folder:
+        (folder / "state").write_text("first")
+    with pytest.raises(CommitFailed, match=r"step 5 was not made: .*link: No such file"):  # noqa: SIM117
+        with commit(tmp_path, 5, world({})) as folder:
+            (folder / "link").symlink_to("nothing")
+    assert newest(tmp_path) == tmp_path / "step-00000005"
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000005"]
+
+
+KILLED_COMMITS = """
+import os, pathlib, signal, sys
+from ortflow.program.alone import commit, newest
+from ortflow.program.world import world
+
+def save(folder, text):
+    with commit(folder, 5, world({})) as made:
+        (made / "state").write_text(text)
+
+survived = False
+for moment in range(100):
+    folder = pathlib.Path(f"kill-{moment}")
+    save(folder, "first")
+    if (child := os.fork()) == 0:
+        left = moment
+        def hook(event, _):
+            global left
+            if event.startswith(("os.", "shutil.")) or event == "open":
+                if left == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                left -= 1
+        sys.addaudithook(hook)
+        save(folder, "second")
+        left = -1
+        os._exit(0)
+    survived = os.waitpid(child, 0)[1] == 0
+    found = newest(folder)
+    print(moment, found and found.name, found and (found / "state").read_text())
+    save(folder, "third")
+    print(moment, newest(folder).name, (newest(folder) / "state").read_text(), sorted(os.listdir(folder)))
+    if survived:
+        break
+"""
+
+
+def test_without_ortflow_a_kill_loses_no_checkpoint_of_a_replaced_step(tmp_path: Path) -> None:
+    """At each moment at which the second commit of a step changes the file system."""
+    script = program(tmp_path, KILLED_COMMITS)
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, text=True, capture_output=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split(maxsplit=1)[1] for line in done.stdout.splitlines()]
+    first, second = "step-00000005 first", "step-00000005 second"
+    count = lines[::2].count(first)
+    assert lines[::2] == [first] * count + [second] * (len(lines[::2]) - count)
+    assert count > 5
+    assert lines[-2] == second
+    assert set(lines[1::2]) == {"step-00000005 third ['step-00000005']"}
+
+
 def test_the_import_brings_no_other_package() -> None:
     """benchmarks/program_step.py measures its time."""
     code = (

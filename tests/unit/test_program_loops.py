@@ -6,7 +6,9 @@ import os
 import random
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -297,3 +299,57 @@ def test_trees_are_taken_apart_and_put_together() -> None:
     )
     random.seed(0)
     assert trees.digest({"state": random.getstate()}) == trees.digest({"state": random.getstate()})
+
+
+DIGESTS = """
+from collections import deque
+from ortflow.program import trees
+
+class Names(set):
+    pass
+
+class Node:
+    def __init__(self, *edges):
+        self.edges = set(edges)
+
+words = [f"word {number}" for number in range(20)]
+named, other = Names(words), Names(words)
+named.kind, other.kind = "verb", "noun"
+start = Node("end")
+start.edges.add(start)
+for tree in (
+    {"seen": set(words)}, [(1, frozenset(words))], {"queue": deque([{"a": set(words)}])}, {"sets": {frozenset(words)}},
+    {frozenset(words): 1}, {"named": named}, {"named": other}, {"graph": start},
+):
+    print(trees.digest(tree))
+"""
+
+
+def test_the_digest_of_a_set_does_not_depend_on_the_seed_of_hashes(tmp_path: Path) -> None:
+    """Ranks of one run have different ones."""
+    outputs = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            [sys.executable, "-c", DIGESTS], cwd=tmp_path, env=environment, text=True, capture_output=True
+        )
+        assert done.returncode == 0, done.stderr
+        outputs.append(done.stdout.splitlines())
+    assert outputs[0] == outputs[1]
+    assert len(set(outputs[0])) == 8
+
+
+def test_unequal_leaves_have_unequal_digests() -> None:
+    values = [
+        set("ab"), frozenset("ab"), set("abc"), {1, 2}, {1.0, 2.0}, {frozenset("ab")}, {frozenset("a")},
+        {(1, "a")}, {(1, "b")}, Fraction(1, 2), Fraction(1, 3),
+    ]  # fmt: skip
+    assert len({trees.digest({"a": value}) for value in values}) == len(values)
+
+
+def test_equal_leaves_have_equal_digests_whatever_objects_they_share() -> None:
+    word = "".join(["tw", "ice"])
+    assert trees.digest(deque([word, word])) == trees.digest(deque([word, "".join(["twi", "ce"])]))
+    ring: deque[object] = deque([word])
+    ring.append(ring)
+    assert trees.digest(ring) == trees.digest(ring)

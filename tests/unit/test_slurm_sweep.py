@@ -156,17 +156,25 @@ def test_invalid_values(sets: list[str], sentence: str) -> None:
         (["backends={}"], r"backends:.*same"),
         (["name=a,b"], r"name:.*name-0, name-1"),
         (["run_dir=a,b"], r"run_dir:.*sweep"),
-        (["seed=1..1001"], r"1001 runs.*at most 1000"),
+        (["seed=1..1001"], r"1001 runs.*at most 1000 \(MaxArraySize\)"),
     ],
 )
 def test_what_refuses_the_whole_sweep(place: Path, sets: list[str], sentence: str) -> None:
-    fake = Fake(config="MaxArraySize            = 1001\nMaxJobCount = 10000\n")
+    fake = Fake(config="MaxArraySize            = 1000\nMaxJobCount = 10000\n")
     before = sorted(place.iterdir())
     with pytest.raises((UserError, Faults), match=sentence) as reported:
         submit(fake, *sets)
     assert reported.value.exit_code == 2
     assert sorted(place.iterdir()) == before
     assert not fake.jobs
+
+
+def test_the_longest_array(place: Path) -> None:
+    """The largest index is one less than MaxArraySize, and the first task is 0 (slurm.conf(5))."""
+    fake = Fake(config="MaxArraySize            = 3\n")
+    assert submit(fake, "seed=1..3") == "slurm://100"
+    with pytest.raises(UserError, match=r"4 runs.*at most 3 \(MaxArraySize\)"):
+        submit(fake, "seed=1..4")
 
 
 def test_a_name_that_is_too_long_with_its_number(place: Path) -> None:
