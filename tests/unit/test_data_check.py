@@ -36,10 +36,11 @@ def check(
     ignore_index: int | None = None,
     pad_value: Mapping[str, float] | None = None,
     truths: Sequence[str] = (),
+    counts: Sequence[str] = (),
     classes: Sequence[str] = (),
     **changed: Any,
 ) -> tuple[Feed, ...]:
-    limits = Limits(bounds or {}, ignore_index, pad_value, truths, classes)
+    limits = Limits(bounds or {}, ignore_index, pad_value, truths, classes, counts)
     options: dict[str, Any] = {"micro_batch": 2, "smaller_batch": False, "where": "data.train"} | changed
     return check_inputs(dataset, inputs, columns or {}, limits, **options)
 
@@ -254,6 +255,26 @@ def test_the_padding_of_probabilities_is_one(tmp_path: Path) -> None:
     label = data("x", (None, None), "float32", "label")
     assert check(dataset, [label], truths=["x"], pad_value={"x": 1})
     assert mentions(faults(dataset, [label], truths=["x"], pad_value={"x": 2})[0], "data.pad_value.x", "0 to 1")
+
+
+@pytest.mark.parametrize("stored", ["float32", "float64", "int64", "uint8"])
+def test_labels_of_a_poisson_loss_are_not_negative(stored: str, tmp_path: Path) -> None:
+    values = np.arange(5000).astype(stored)
+    label = data("x", (None,), "float32", "label")
+    assert check(write_batches(tmp_path / "counts.arrow", {"x": values}), [label], counts=["x"])
+    if stored != "uint8":
+        values[4500] = -2
+        dataset = write_batches(tmp_path / "set.arrow", {"x": values})
+        assert check(dataset, [label])
+        reported = faults(dataset, [label], counts=["x"])[0]
+        assert mentions(reported, "sample 4500 … column 'x' holds -2", "counts or rates, at least 0", "model.loss.kind")
+
+
+def test_the_padding_of_counts_is_none_below_0(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": ragged([[1.0, 0.0], [1.0]])})
+    label = data("x", (None, None), "float32", "label")
+    assert check(dataset, [label], counts=["x"], pad_value={"x": 7})
+    assert mentions(faults(dataset, [label], counts=["x"], pad_value={"x": -1})[0], "data.pad_value.x", "0 or more")
 
 
 def test_labels_of_classes(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 
 ROUNDING = 1e-6
 """By how much a probability may lie outside 0 to 1: averages in single precision do."""
+_OTHER_LOSS = "convert the data so that they are, or use another model.loss.kind: mse takes any number"
 
 
 def check_inputs(
@@ -76,6 +77,7 @@ def check_inputs(
             _check_batch_axis(given, micro_batch, smaller_batch)
             _check_bound(dataset, given, feed, limits)
             _check_truths(dataset, given, feed, limits)
+            _check_counts(dataset, given, feed, limits)
             feeds.append(feed)
         except UserError as fault:
             faults.append(fault)
@@ -232,6 +234,8 @@ def _pad(given: BatchInput, limits: Limits) -> float:
     bound = limits.bounds.get(name)
     if name in limits.truths and not 0 <= pad <= 1:
         raise UserError(f"{pad} is not a value of input {name!r}", where=f"data.pad_value.{name}", fix="give 0 to 1")
+    if name in limits.counts and pad < 0:
+        raise UserError(f"{pad} is not a value of input {name!r}", where=f"data.pad_value.{name}", fix="give 0 or more")
     if dtype.kind in "iu":
         kind = np.iinfo(dtype)
         fits = float(pad).is_integer() and kind.min <= pad <= kind.max
@@ -293,5 +297,19 @@ def _check_truths(dataset: Samples, given: BatchInput, feed: Feed, limits: Limit
             f"sample {found[0]} of column {feed.source.column!r} holds {found[1]}, but {given.name!r} are "
             "probabilities, 0 to 1",
             where=str(dataset.path),
-            fix="convert the data so that they are, or use another model.loss.kind: mse takes any number",
+            fix=_OTHER_LOSS,
+        )
+
+
+def _check_counts(dataset: Samples, given: BatchInput, feed: Feed, limits: Limits) -> None:
+    """Targets of a Poisson loss: below 0, the loss has no minimum."""
+    if given.name not in limits.counts:
+        return
+    found = first_outside(dataset, feed.source, (0, math.inf))
+    if found is not None:
+        raise UserError(
+            f"sample {found[0]} of column {feed.source.column!r} holds {found[1]}, but {given.name!r} are "
+            "counts or rates, at least 0",
+            where=str(dataset.path),
+            fix=_OTHER_LOSS,
         )

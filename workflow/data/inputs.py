@@ -36,6 +36,8 @@ class Limits:
     """Labels that must be 0 or 1 if they are integers, and from 0 to 1 otherwise."""
     classes: Collection[str] = ()
     """Labels that are numbers of classes, from 0; their bound is the number of classes, if it is known."""
+    counts: Collection[str] = ()
+    """Labels that must not be below 0."""
 
 
 @dataclass(frozen=True)
