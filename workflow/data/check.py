@@ -19,6 +19,7 @@ from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.samples import Samples, fault_of
 from ortflow.workflow.data.scan import first_outside
 from ortflow.workflow.data.schema import Column, Range
+from ortflow.workflow.data.sequences import first_wrong_label
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 
@@ -78,6 +79,7 @@ def check_inputs(
             _check_bound(dataset, given, feed, limits)
             _check_truths(dataset, given, feed, limits)
             _check_counts(dataset, given, feed, limits)
+            _check_sequences(dataset, given, feed, columns, limits)
             feeds.append(feed)
         except UserError as fault:
             faults.append(fault)
@@ -230,8 +232,14 @@ def _whole_numbers(wanted: np.dtype[Any]) -> Range:
 def _pad(given: BatchInput, limits: Limits) -> float:
     dtype, name = np.dtype(given.dtype), given.name
     ignored = limits.ignore_index if given.role == "label" and dtype.kind in "iu" else None
-    pad = (limits.pad_value or {}).get(name, 0 if ignored is None else ignored)
-    bound = limits.bounds.get(name)
+    sequences = limits.sequences.get(name)
+    default = -1 if sequences is not None else 0 if ignored is None else ignored
+    pad = (limits.pad_value or {}).get(name, default)
+    bound = limits.bounds.get(name) if sequences is None else None
+    if sequences is not None and sequences.lengths is None and pad >= 0:
+        raise UserError(
+            f"{pad} counts as a label of input {name!r}", where=f"data.pad_value.{name}", fix="give a number below 0"
+        )
     if name in limits.truths and not 0 <= pad <= 1:
         raise UserError(f"{pad} is not a value of input {name!r}", where=f"data.pad_value.{name}", fix="give 0 to 1")
     if name in limits.counts and pad < 0:
@@ -265,7 +273,7 @@ def _check_batch_axis(given: BatchInput, micro_batch: int, smaller_batch: bool) 
 
 def _check_bound(dataset: Samples, given: BatchInput, feed: Feed, limits: Limits) -> None:
     bound, are_classes = limits.bounds.get(given.name), given.name in limits.classes
-    if bound is None and not are_classes:
+    if (bound is None and not are_classes) or given.name in limits.sequences:
         return
     ignored = limits.ignore_index if given.role == "label" else None
     found = first_outside(dataset, feed.source, (0, math.inf if bound is None else bound - 1), ignored)
@@ -299,6 +307,32 @@ def _check_truths(dataset: Samples, given: BatchInput, feed: Feed, limits: Limit
             where=str(dataset.path),
             fix=_OTHER_LOSS,
         )
+
+
+def _check_sequences(
+    dataset: Samples, given: BatchInput, feed: Feed, columns: Mapping[str, str], limits: Limits
+) -> None:
+    """Sequences of classes: a blank among them has no place of its own."""
+    sequences = limits.sequences.get(given.name)
+    if sequences is None:
+        return
+    source = sequences.lengths and columns.get(sequences.lengths, sequences.lengths)
+    lengths = parse_reference(source, f"columns.{sequences.lengths}") if source else None
+    counts = dataset.columns.get(lengths.column) if lengths is not None else None
+    if lengths is not None and (counts is None or counts.shape or counts.variable):
+        return  # reported for that input
+    classes = limits.bounds.get(given.name)
+    found = first_wrong_label(dataset, feed.source, lengths, sequences, classes)
+    if found is None:
+        return
+    labels = "classes from 0 on" if classes is None else f"classes 0 to {classes - 1}"
+    raise UserError(
+        f"sample {found[0]} of column {feed.source.column!r} holds {found[1]}, but {given.name!r} are {labels} "
+        f"without the blank, {sequences.blank}",
+        where=str(dataset.path),
+        fix="number the classes so that none is the blank, or set model.loss.blank"
+        + ("" if lengths else "; pad shorter sequences with a number below 0, or give model.loss.target_lengths"),
+    )
 
 
 def _check_counts(dataset: Samples, given: BatchInput, feed: Feed, limits: Limits) -> None:
