@@ -157,17 +157,23 @@ def test_an_accepted_export_for_inference_warns(project: Project) -> None:
 @pytest.mark.parametrize("where", ["train", "eval"])
 @pytest.mark.parametrize("command_name", ["run", "validate"])
 def test_labels_out_of_range_are_refused_before_the_first_step(tmp_path: Path, where: str, command_name: str) -> None:
-    """A binary cross-entropy of targets outside 0 to 1 has no minimum, and a label beyond the classes no meaning."""
+    """A binary cross-entropy of targets outside 0 to 1 has no minimum, nor has the Poisson loss of a count below 0; a
+    label beyond the classes has no meaning."""
     save_model(tmp_path / "model.onnx")
     random = np.random.default_rng(1)
     x = random.normal(size=(64, 5)).astype("float32")
     fits = {"truths": random.random((64, 3)).astype("float32"), "classes": random.integers(0, 3, 64)}
+    fits["counts"] = random.poisson(2.0, (64, 3)).astype("float32")
     convert(tmp_path, "good", x=x, **fits)
     beyond = {name: values.copy() for name, values in fits.items()}
-    beyond["truths"][61, 1], beyond["classes"][61] = 12.5, 7
+    beyond["truths"][61, 1], beyond["classes"][61], beyond["counts"][61, 2] = 12.5, 7, -2.5
     convert(tmp_path, "bad", x=x, **beyond)
     other = {"train": "eval", "eval": "train"}[where]
-    for loss, column, value in (("bce_with_logits", "truths", "12.5"), ("cross_entropy", "classes", "7")):
+    for loss, column, value in (
+        ("bce_with_logits", "truths", "12.5"),
+        ("cross_entropy", "classes", "7"),
+        ("poisson", "counts", "-2.5"),
+    ):
         sets = {
             each: {"path": f"{name}.arrow", "columns": {"labels": column}}
             for each, name in ((where, "bad"), (other, "good"))

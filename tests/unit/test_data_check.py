@@ -15,7 +15,7 @@ from messages import mentions
 from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
-from ortflow.workflow.data.inputs import BatchInput, Limits
+from ortflow.workflow.data.inputs import BatchInput, LabelSequences, Limits
 from ortflow.workflow.data.schema import Ragged
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
@@ -36,10 +36,12 @@ def check(
     ignore_index: int | None = None,
     pad_value: Mapping[str, float] | None = None,
     truths: Sequence[str] = (),
+    counts: Sequence[str] = (),
     classes: Sequence[str] = (),
+    sequences: Mapping[str, LabelSequences] | None = None,
     **changed: Any,
 ) -> tuple[Feed, ...]:
-    limits = Limits(bounds or {}, ignore_index, pad_value, truths, classes)
+    limits = Limits(bounds or {}, ignore_index, pad_value, truths, classes, counts, sequences or {})
     options: dict[str, Any] = {"micro_batch": 2, "smaller_batch": False, "key_path": "data.train"} | changed
     return check_inputs(dataset, inputs, columns or {}, limits, **options)
 
@@ -254,6 +256,61 @@ def test_the_padding_of_probabilities_is_one(tmp_path: Path) -> None:
     label = data("x", (None, None), "float32", "label")
     assert check(dataset, [label], truths=["x"], pad_value={"x": 1})
     assert mentions(faults(dataset, [label], truths=["x"], pad_value={"x": 2})[0], "data.pad_value.x", "0 to 1")
+
+
+@pytest.mark.parametrize("stored", ["float32", "float64", "int64", "uint8"])
+def test_labels_of_a_poisson_loss_are_not_negative(stored: str, tmp_path: Path) -> None:
+    values = np.arange(5000).astype(stored)
+    label = data("x", (None,), "float32", "label")
+    assert check(write_batches(tmp_path / "counts.arrow", {"x": values}), [label], counts=["x"])
+    if stored != "uint8":
+        values[4500] = -2
+        dataset = write_batches(tmp_path / "set.arrow", {"x": values})
+        assert check(dataset, [label])
+        reported = faults(dataset, [label], counts=["x"])[0]
+        assert mentions(reported, "sample 4500 … column 'x' holds -2", "counts or rates, at least 0", "model.loss.kind")
+
+
+def test_the_padding_of_counts_is_none_below_0(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": ragged([[1.0, 0.0], [1.0]])})
+    label = data("x", (None, None), "float32", "label")
+    assert check(dataset, [label], counts=["x"], pad_value={"x": 7})
+    assert mentions(faults(dataset, [label], counts=["x"], pad_value={"x": -1})[0], "data.pad_value.x", "0 or more")
+
+
+WRONG_LABELS = [(0, 0, None), (7, 0, 6), (3, 3, None), (6, 0, 6)]
+"""A label, the blank, and the number of classes."""
+
+
+@pytest.mark.parametrize("variable", [False, True])
+@pytest.mark.parametrize(("label", "blank", "classes"), WRONG_LABELS)
+def test_a_sequence_has_neither_blanks_nor_unknown_classes(
+    label: int, blank: int, classes: int | None, variable: bool, tmp_path: Path
+) -> None:
+    rows = np.full((5000, 4), 2)
+    rows[:, 3] = -1
+    given = [data("y", (None, None), role="label"), data("n", (None,))]
+    options: dict[str, Any] = {"bounds": {"y": classes} if classes else None}
+    for name, lengths, fits in (("all", None, False), ("first", "n", True), ("both", "n", False)):
+        values, sequences = rows.copy(), {"y": LabelSequences(blank, lengths)}
+        values[4500, 1] = label
+        columns = {"y": ragged(values.tolist()) if variable else values, "n": np.full(5000, 1 if fits else 2)}
+        dataset = write_batches(tmp_path / f"{name}.arrow", columns)
+        if fits:
+            assert check(dataset, given, sequences=sequences, **options)
+        else:
+            reported = faults(dataset, given, sequences=sequences, **options)[0]
+            assert mentions(reported, f"sample 4500 … column 'y' holds {label}", f"without the blank, {blank}")
+
+
+def test_a_sequence_is_padded_by_what_does_not_count(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"y": ragged([[1, 2], [3]])})
+    given, sequences = [data("y", (None, None), role="label")], {"y": LabelSequences(0)}
+    (feed,) = check(dataset, given, sequences=sequences, bounds={"y": 4})
+    assert feed.pad == -1
+    assert mentions(
+        faults(dataset, given, sequences=sequences, pad_value={"y": 0})[0], "data.pad_value.y", "counts as a label"
+    )
 
 
 def test_labels_of_classes(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ WHOLE = ColumnReference("x")
 @pytest.fixture(autouse=True, params=[1, 2, 3, 100])
 def _rows(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Samples are scanned in parts, whose size does not matter."""
-    monkeypatch.setattr(scan, "_ROWS", request.param)
+    monkeypatch.setattr(scan, "ROWS", request.param)
 
 
 def fixed(path: Path, *batches: Any) -> Dataset:

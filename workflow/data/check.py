@@ -19,11 +19,13 @@ from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.samples import Samples, fault_of
 from ortflow.workflow.data.scan import first_outside
 from ortflow.workflow.data.schema import Column, Range
+from ortflow.workflow.data.sequences import first_wrong_label
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 
 ROUNDING = 1e-6
 """By how much a probability may lie outside 0 to 1: averages in single precision do."""
+_OTHER_LOSS = "convert the data so that they are, or use another model.loss.kind: mse takes any number"
 
 
 def check_inputs(
@@ -76,6 +78,8 @@ def check_inputs(
             _check_batch_axis(batch_input, micro_batch, smaller_batch)
             _check_bound(dataset, batch_input, feed, limits)
             _check_truths(dataset, batch_input, feed, limits)
+            _check_counts(dataset, batch_input, feed, limits)
+            _check_sequences(dataset, batch_input, feed, columns, limits)
             feeds.append(feed)
         except UserError as fault:
             faults.append(fault)
@@ -230,10 +234,18 @@ def _whole_numbers(dtype: np.dtype[Any]) -> Range:
 def _pad(batch_input: BatchInput, limits: Limits) -> float:
     dtype, name = np.dtype(batch_input.dtype), batch_input.name
     ignored = limits.ignore_index if batch_input.role == "label" and dtype.kind in "iu" else None
-    pad = (limits.pad_value or {}).get(name, 0 if ignored is None else ignored)
-    bound = limits.bounds.get(name)
+    sequences = limits.sequences.get(name)
+    default = -1 if sequences is not None else 0 if ignored is None else ignored
+    pad = (limits.pad_value or {}).get(name, default)
+    bound = limits.bounds.get(name) if sequences is None else None
+    if sequences is not None and sequences.lengths is None and pad >= 0:
+        raise UserError(
+            f"{pad} counts as a label of input {name!r}", where=f"data.pad_value.{name}", fix="give a number below 0"
+        )
     if name in limits.truths and not 0 <= pad <= 1:
         raise UserError(f"{pad} is not a value of input {name!r}", where=f"data.pad_value.{name}", fix="give 0 to 1")
+    if name in limits.counts and pad < 0:
+        raise UserError(f"{pad} is not a value of input {name!r}", where=f"data.pad_value.{name}", fix="give 0 or more")
     if dtype.kind in "iu":
         kind = np.iinfo(dtype)
         fits = float(pad).is_integer() and kind.min <= pad <= kind.max
@@ -263,7 +275,7 @@ def _check_batch_axis(batch_input: BatchInput, micro_batch: int, smaller_batch: 
 
 def _check_bound(dataset: Samples, batch_input: BatchInput, feed: Feed, limits: Limits) -> None:
     bound, are_classes = limits.bounds.get(batch_input.name), batch_input.name in limits.classes
-    if bound is None and not are_classes:
+    if (bound is None and not are_classes) or batch_input.name in limits.sequences:
         return
     ignored = limits.ignore_index if batch_input.role == "label" else None
     outlier = first_outside(dataset, feed.source, (0, math.inf if bound is None else bound - 1), ignored)
@@ -295,5 +307,45 @@ def _check_truths(dataset: Samples, batch_input: BatchInput, feed: Feed, limits:
             f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}, but {batch_input.name!r} are "
             "probabilities, 0 to 1",
             where=str(dataset.path),
-            fix="convert the data so that they are, or use another model.loss.kind: mse takes any number",
+            fix=_OTHER_LOSS,
+        )
+
+
+def _check_sequences(
+    dataset: Samples, batch_input: BatchInput, feed: Feed, columns: Mapping[str, str], limits: Limits
+) -> None:
+    """Sequences of classes: a blank among them has no place of its own."""
+    sequences = limits.sequences.get(batch_input.name)
+    if sequences is None:
+        return
+    source = sequences.lengths and columns.get(sequences.lengths, sequences.lengths)
+    lengths = parse_reference(source, f"columns.{sequences.lengths}") if source else None
+    counts = dataset.columns.get(lengths.column) if lengths is not None else None
+    if lengths is not None and (counts is None or counts.shape or counts.variable):
+        return  # reported for that input
+    classes = limits.bounds.get(batch_input.name)
+    outlier = first_wrong_label(dataset, feed.source, lengths, sequences, classes)
+    if outlier is None:
+        return
+    labels = "classes from 0 on" if classes is None else f"classes 0 to {classes - 1}"
+    raise UserError(
+        f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}, but {batch_input.name!r} are "
+        f"{labels} without the blank, {sequences.blank}",
+        where=str(dataset.path),
+        fix="number the classes so that none is the blank, or set model.loss.blank"
+        + ("" if lengths else "; pad shorter sequences with a number below 0, or give model.loss.target_lengths"),
+    )
+
+
+def _check_counts(dataset: Samples, batch_input: BatchInput, feed: Feed, limits: Limits) -> None:
+    """Targets of a Poisson loss: below 0, the loss has no minimum."""
+    if batch_input.name not in limits.counts:
+        return
+    outlier = first_outside(dataset, feed.source, (0, math.inf))
+    if outlier is not None:
+        raise UserError(
+            f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}, but {batch_input.name!r} are "
+            "counts or rates, at least 0",
+            where=str(dataset.path),
+            fix=_OTHER_LOSS,
         )

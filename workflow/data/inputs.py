@@ -23,6 +23,15 @@ class BatchInput:
 
 
 @dataclass(frozen=True)
+class LabelSequences:
+    """What the samples of a label are sequences of: numbers of classes, without the blank."""
+
+    blank: int
+    lengths: str | None = None
+    """Input with the number of labels of each sample; without it, labels below 0 do not count."""
+
+
+@dataclass(frozen=True)
 class Limits:
     """Restrictions of a trainer beyond types and shapes."""
 
@@ -36,6 +45,10 @@ class Limits:
     """Labels that must be 0 or 1 if they are integers, and from 0 to 1 otherwise."""
     classes: Collection[str] = ()
     """Labels that are numbers of classes, from 0; their bound is the number of classes, if it is known."""
+    counts: Collection[str] = ()
+    """Labels that must not be below 0."""
+    sequences: Mapping[str, LabelSequences] = field(default_factory=dict)
+    """Labels that are sequences of classes."""
 
 
 @dataclass(frozen=True)

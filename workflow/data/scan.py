@@ -11,7 +11,7 @@ from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.schema import Array, Ragged, Range
 from ortflow.workflow.spec.mapping import ColumnReference
 
-_ROWS = 1 << 12
+ROWS = 1 << 12
 """Samples scanned at a time."""
 
 
@@ -28,8 +28,8 @@ def first_outside(
     if has_range and least <= column.minimum and column.maximum <= largest:  # type: ignore[operator]
         return None
     for first, samples in dataset.scan(reference.column):
-        for start in range(0, len(samples), _ROWS):
-            outlier = _outside(samples, slice(start, start + _ROWS), reference, span, allowed)
+        for start in range(0, len(samples), ROWS):
+            outlier = _outside(samples, slice(start, start + ROWS), reference, span, allowed)
             if outlier is not None:
                 return first + start + outlier[0], outlier[1]
     return None
@@ -41,8 +41,8 @@ def first_not_finite(dataset: Samples, reference: ColumnReference) -> tuple[int,
     if column.dtype.kind != "f" or column.is_finite:
         return None
     for first, samples in dataset.scan(reference.column):
-        for start in range(0, len(samples), _ROWS):
-            values, owners = _values(samples, slice(start, start + _ROWS), reference)
+        for start in range(0, len(samples), ROWS):
+            values, owners = values_of(samples, slice(start, start + ROWS), reference)
             finite = np.isfinite(values)
             if not finite.all():
                 at = int(np.argmin(finite))
@@ -53,7 +53,7 @@ def first_not_finite(dataset: Samples, reference: ColumnReference) -> tuple[int,
 def _outside(
     samples: Array | Ragged, rows: slice, reference: ColumnReference, span: Range, allowed: int | None
 ) -> tuple[int, float] | None:
-    values, owners = _values(samples, rows, reference)
+    values, owners = values_of(samples, rows, reference)
     outside = ((values < span[0]) | (values > span[1])) & np.isfinite(values)
     if allowed is not None:
         outside &= values != allowed
@@ -63,8 +63,8 @@ def _outside(
     return int(owners[at]), values[at].item()
 
 
-def _values(samples: Array | Ragged, rows: slice, reference: ColumnReference) -> tuple[Array, Array]:
-    """The numbers of some samples, flat, and for each the place of its sample among them."""
+def values_of(samples: Array | Ragged, rows: slice, reference: ColumnReference) -> tuple[Array, Array]:
+    """The numbers of some samples, flat, and for each the place of its sample among them, in rising order."""
     if isinstance(samples, Ragged):
         numbers = range(len(samples))[rows]
         parts = [samples[number][reference.slice] for number in numbers]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm import Communicator
-from ortflow.workflow.data.inputs import BatchInput, Limits
+from ortflow.workflow.data.inputs import BatchInput, LabelSequences, Limits
 from ortflow.workflow.device import Device
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_export
@@ -23,7 +23,7 @@ from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.run.graph_hashes import damage, hashes_of
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
-from ortflow.workflow.spec.losses import ClassLoss, Divergence, TargetLoss
+from ortflow.workflow.spec.losses import ClassLoss, Ctc, Divergence, Poisson, TargetLoss
 from ortflow.workflow.spec.metric_targets import Compared, compared
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.model import single_losses
@@ -148,12 +148,18 @@ class GraphBuilder(TrainerBuilder):
         graphs, losses = GraphSet.load(self._context.folder), single_losses(self._spec.onnx_model.loss).values()
         truths = [loss.label for loss in losses if isinstance(loss, TargetLoss | Divergence)]
         classes = [loss.label for loss in losses if isinstance(loss, ClassLoss)]
+        counts = [loss.label for loss in losses if isinstance(loss, Poisson)]
+        sequences = {
+            loss.label: LabelSequences(loss.blank, loss.target_lengths) for loss in losses if isinstance(loss, Ctc)
+        }
         model = self._spec.onnx_model
         comparisons = [compared(metric, model.loss) for metric in model.metrics if METRICS[metric.name].tasks]
         truths += [c.label for c in comparisons if isinstance(c, Compared) and c.task == "targets"]
         classes += [c.label for c in comparisons if isinstance(c, Compared) and c.task == "classes"]
         ignored = next((loss.ignore_index for loss in losses if isinstance(loss, ClassLoss)), None)
-        return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths, classes=classes)
+        return graphs.inputs, Limits(
+            graphs.vocabulary, ignored, truths=truths, classes=classes, counts=counts, sequences=sequences
+        )
 
     def output_metrics(self) -> Metrics:
         """What evaluates the outputs of a model file; see `Scoring`."""

@@ -17,7 +17,7 @@ from ortflow.workflow.graph.objective.metrics import attach_metrics
 from ortflow.workflow.graph.objective.modes import evaluation_mode
 from ortflow.workflow.graph.objective.weighted_sum import term_outputs
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
-from ortflow.workflow.spec.losses import ClassLoss
+from ortflow.workflow.spec.losses import ClassLoss, Ctc
 from ortflow.workflow.spec.metrics import MetricSection
 from ortflow.workflow.spec.model import Loss, single_losses
 
@@ -40,6 +40,6 @@ def complete(
     prune(graph)
     for key_path, single_loss in single_losses(loss).items():
         classes = targets[key_path].classes
-        if isinstance(single_loss, ClassLoss) and classes is not None:
+        if isinstance(single_loss, ClassLoss | Ctc) and classes is not None:
             bounds[single_loss.label] = min(classes, bounds.get(single_loss.label, classes))
     return bounds

@@ -102,7 +102,7 @@ def attach_one(
     if isinstance(loss, Ctc):
         dims = ctc_dims(edit.graph, loss, output, batch, names.where)
         ctc(edit, labels, loss, read_logits(edit, loss, output.name), dims, names)
-        return Target(output.name, None, None, None)
+        return Target(output.name, None, None, dims[2] if isinstance(dims[2], int) else None)
     dims = checked_dims(edit.graph, output, batch, names.where)
     value = read_logits(edit, loss, output.name)
     if isinstance(loss, ClassLoss):
