@@ -29,7 +29,7 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.opening import LAYOUTS, layout_of, put_together
+from ortflow.workflow.trainer.opening import LAYOUTS, Assembly, layout_of
 from ortflow.workflow.trainer.opening import Divided as DividedModel
 from ortflow.workflow.trainer.step import GraphTrainer
 
@@ -60,7 +60,7 @@ def opened(graphs: GraphSet, spec: TrainerRunSpec, world: Communicator) -> Graph
     ranks, division = GridRanks.connect(world, spec.grid), undivided(graphs.index, spec.grid)
     context = StepContext(graphs, spec, sessions, ranks.replicas, Report())
     divided = DividedModel(graphs, ranks, division)
-    trainer = put_together(context, LAYOUTS[layout_of(spec)], "immediate", divided)
+    trainer = Assembly(context, LAYOUTS[layout_of(spec)], "immediate", divided).trainer()
     trainer.load_tensors(load_file(graphs.initial))
     return trainer
 

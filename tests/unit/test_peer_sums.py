@@ -207,7 +207,7 @@ def test_what_fails_in_the_self_test_is_left_to_nccl(fault: str, words: str, mon
         below.barrier()
         found = peer_sums.peer_sums(world, cuda, sync, [sync.slice(0, 900)])  # type: ignore[arg-type]
         assert not sync.read().any()
-        assert not world.at_end
+        assert not world.connection.at_end
         world.close()
         return found, cuda.opened
 
@@ -242,7 +242,7 @@ def test_a_lost_rank_ends_the_wait() -> None:
             return 0.0
         sums.begin_all_reduce(sync)
         begun = time.monotonic()
-        threading.Timer(0.2, world._end).start()
+        threading.Timer(0.2, world.connection.abort).start()
         sums.join()
         lost.set()
         return time.monotonic() - begun

@@ -28,7 +28,7 @@ from ortflow.workflow.parallel.schedule import Kind
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.buffer_pool import Held
+from ortflow.workflow.trainer.buffer_pool import DeviceValue
 from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
 from ortflow.workflow.trainer.stage_runner import AHEAD
 from ortflow.workflow.trainer.stage_wire import Wire
@@ -256,9 +256,9 @@ def test_a_shape_that_depends_on_the_numbers_is_refused(tmp_path: Path) -> None:
         if pipeline.rank:
             wire.receive(("forward", 0), sends, batch, 0).wait()
             return
-        values = {each.name: Held(device.allocate(24, np.float32), (4, 6)) for each in sends}
+        values = {each.name: DeviceValue(device.allocate(24, np.float32), (4, 6)) for each in sends}
         wire.send(("forward", 0), sends, values, batch, 1)
-        values = {each.name: Held(device.allocate(12, np.float32), (2, 6)) for each in sends}
+        values = {each.name: DeviceValue(device.allocate(12, np.float32), (2, 6)) for each in sends}
         wire.send(("forward", 0), sends, values, batch, 1)
 
     with pytest.raises(UserError, match=r"\[2, 6\].*\[4, 6\]"):

@@ -29,7 +29,7 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import MicroBatch, Report, StepOutcome
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.opening import LAYOUTS, layout_of, put_together
+from ortflow.workflow.trainer.opening import LAYOUTS, Assembly, layout_of
 from ortflow.workflow.trainer.step import GraphTrainer
 from ortflow.workflow.trainer.streamed import groups_of, staging_of
 
@@ -120,7 +120,7 @@ def on_gpus(
         context = StepContext(graphs, spec, sessions, world, Report(note=fake.log.append))
         # Also in stage 0, whose share is everything: the update is that of shares.
         layout = "ZeRO 1 and 2" if spec.train.offload == "none" else layout_of(spec)
-        trainer = put_together(context, LAYOUTS[layout], "queued")
+        trainer = Assembly(context, LAYOUTS[layout], "queued").trainer()
         trainer.load_tensors(load_file(graphs.initial))
         for name, values in (start or {}).items():
             buffer = trainer.state()[name]

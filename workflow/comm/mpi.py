@@ -145,6 +145,7 @@ class MpiRanks(Communicator):
             return SoloCommunicator()
         everyone = self._ranks.Get_group()
         subgroup = everyone.Incl(list(ranks))
+        # MPI_Comm_create would be collective over all ranks.
         communicator = self._ranks.Create_group(subgroup)
         everyone.Free()
         subgroup.Free()

@@ -48,11 +48,10 @@ class NcclLink:
         runtime = self._device.here()
         runtime.record(self._queued, self._device.stream)
         runtime.after(self._stream, self._queued)
-        self._pair.message(
-            "ncclRecv" if self._pair.rank else "ncclSend",
-            ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.size), BYTES, 1 - self._pair.rank,
-            stream=self._stream,
-        )  # fmt: skip
+        name = "ncclRecv" if self._pair.rank else "ncclSend"
+        message = (name, ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.size), BYTES, 1 - self._pair.rank)
+        self._pair.connection.queue([message], self._stream)
+        self._pair.connection.watch(self._stream)
         event = self._free.pop() if self._free else runtime.event()
         runtime.record(event, self._stream)
         return LinkRequest(self, event, buffer)

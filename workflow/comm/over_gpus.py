@@ -24,6 +24,7 @@ def over_gpus(
     devices: Sequence[tuple[str, str, bool]] | None = below.gather((host, device.gpu.uuid, library is not None))
     devices = below.broadcast_object(devices)
     assert devices is not None
+    # NCCL refuses two ranks on one GPU ("Duplicate GPU detected").
     if len({(host, uuid) for host, uuid, _ in devices}) < len(devices):
         return StagedCommunicator(below), "MPI, because ranks share a GPU"
     if library is None or not all(has_nccl for _, _, has_nccl in devices):

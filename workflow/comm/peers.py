@@ -42,6 +42,7 @@ def connect(below: Communicator, device: CudaDevice, allocations: Sequence[int])
     PeerMemory or str
         The memory, or why there is none.
     """
+    # Set where peer access between the GPUs does not work: copies would fail as NCCL's do.
     if os.environ.get("NCCL_P2P_DISABLE", "0") not in ("", "0"):
         exported: tuple[list[bytes], str] = [], "NCCL_P2P_DISABLE is set"
     elif below.world_size > MOST_RANKS:

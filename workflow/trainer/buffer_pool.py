@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Held:
+class DeviceValue:
     """A value in the memory of the device."""
 
     buffer: Buffer
@@ -40,11 +40,11 @@ class BufferPool:
         self._device = device
         self._free: dict[tuple[int, np.dtype[np.generic]], list[Buffer]] = defaultdict(list)
 
-    def take(self, shape: Sequence[int], dtype: npt.DTypeLike) -> Held:
+    def take(self, shape: Sequence[int], dtype: npt.DTypeLike) -> DeviceValue:
         """A value of any content."""
         count, kind = math.prod(shape), np.dtype(dtype)
         unused = self._free[count, kind]
         buffer = unused.pop() if unused else self._device.allocate(count, kind)
-        value = Held(buffer, tuple(shape))
+        value = DeviceValue(buffer, tuple(shape))
         weakref.finalize(value, unused.append, buffer).atexit = False
         return value

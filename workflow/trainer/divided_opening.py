@@ -23,7 +23,7 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.context import StepContext
-from ortflow.workflow.trainer.opening import LAYOUTS, LOOPS, Divided, LoopName, layout_of, put_together
+from ortflow.workflow.trainer.opening import LAYOUTS, LOOPS, Assembly, Divided, LoopName, layout_of
 from ortflow.workflow.trainer.step import GraphTrainer
 from ortflow.workflow.trainer.tensors import FileTensors
 
@@ -45,9 +45,8 @@ def open_divided(
     if spec.parallel.horizontal > 1:
         _connect(sessions, {CHANNEL: ranks.parts})
     context = StepContext(rank_graphs, spec, sessions, ranks.replicas, report)
-    trainer = put_together(
-        context, LAYOUTS[layout_of(spec)], loop or LOOPS[sessions.device.kind], Divided(graphs, ranks, division)
-    )  # fmt: skip
+    layout, divided = LAYOUTS[layout_of(spec)], Divided(graphs, ranks, division)
+    trainer = Assembly(context, layout, loop or LOOPS[sessions.device.kind], divided).trainer()
     trainer.load_tensors(RegionTensors(holding, FileTensors(graphs.initial)))
     if communicator.rank == 0:
         report.note(_summary(division))

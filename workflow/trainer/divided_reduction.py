@@ -58,6 +58,7 @@ class DividedReduction:
         buffers = self._buffers
         if buffers.statistics.count:
             self._context.replicas.all_reduce(buffers.statistics)
+        # All ranks of a replica read the same samples, which count once.
         if not self._ranks.speaks:
             buffers.tail.slice(0, CONTROL_VALUES).fill(0)
         self._ranks.world.all_reduce(buffers.tail)
@@ -84,6 +85,7 @@ class DividedReduction:
     def gather_parameters(self) -> None:
         """See `Reduction`."""
         self._scatter.gather_parameters()
+        # Freeing waits for the GPU: here, where it waits for no message of another rank.
         self._context.device.free_memory()
         self._tied.take_over(self._parameters)
         self._common.take_over()

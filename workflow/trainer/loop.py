@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from ortflow.workflow.trainer.reduction import Reduction
 from ortflow.workflow.trainer.thaw import Thaw
 from ortflow.workflow.trainer.update import Update
 from ortflow.workflow.trainer.work import HostWork
+from ortflow.workflow.trainer_protocol.capabilities import StoringNumbers
 
 
 @dataclass(frozen=True)
@@ -92,18 +93,14 @@ class Loop(Protocol):
 
     begins: bool
     """Whether `begin` may be called before a step has ended."""
+    stored: StoringNumbers
+    """What a checkpoint stores of it."""
 
     def step(self, request: StepRequest) -> StepOutcome:
         """See `Trainer.step`."""
 
     def begin(self, batches: Sequence[MicroBatch], seeds: Sequence[int], control_values: Sequence[float]) -> None:
         """See `BeginningEarly.begin`."""
-
-    def numbers(self) -> Mapping[str, float]:
-        """See `StoringNumbers.numbers`."""
-
-    def restore(self, numbers: Mapping[str, float]) -> None:
-        """See `StoringNumbers.restore`."""
 
 
 class ImmediateLoop:
@@ -113,6 +110,7 @@ class ImmediateLoop:
 
     def __init__(self, parts: StepParts, work: HostWork) -> None:
         self._parts, self._work = parts, work
+        self.stored: StoringNumbers = parts.thaw
 
     def step(self, request: StepRequest) -> StepOutcome:
         """See the protocol."""
@@ -151,14 +149,6 @@ class ImmediateLoop:
             state.copy_from(statistics)
         elif state.count:
             state.write(statistics.read() / np.float32(ranks.world_size))
-
-    def numbers(self) -> Mapping[str, float]:
-        """See the protocol."""
-        return self._parts.thaw.numbers()
-
-    def restore(self, numbers: Mapping[str, float]) -> None:
-        """See the protocol."""
-        self._parts.thaw.restore(numbers)
 
 
 def tail_of(batches: Sequence[MicroBatch], control_values: Sequence[float]) -> np.ndarray:

@@ -48,11 +48,12 @@ from ortflow.workflow.trainer.step import GraphTrainer, Training
 from ortflow.workflow.trainer.thaw import Thaw
 from ortflow.workflow.trainer.update import PieceBinder, Update, WholeUpdate, whole_memory
 from ortflow.workflow.trainer.whole_passes import WholePasses
-from ortflow.workflow.trainer.work import HostWork, Work
+from ortflow.workflow.trainer.work import HostWork
 
 if TYPE_CHECKING:
     from ortflow.workflow.comm.nccl import NcclCommunicator
     from ortflow.workflow.trainer.check.precision_difference import PrecisionDifference
+    from ortflow.workflow.trainer.queued_work import QueuedWork
 
 LoopName = Literal["immediate", "queued"]
 
@@ -115,7 +116,7 @@ def open_trainer(
     """
     context = StepContext(graphs, spec, sessions, communicator, report or Report())
     loop = loop or LOOPS[sessions.device.kind]
-    return put_together(context, LAYOUTS[layout_of(spec)], loop) if training else exporting(context)
+    return Assembly(context, LAYOUTS[layout_of(spec)], loop).trainer() if training else exporting(context)
 
 
 def exporting(context: StepContext) -> GraphTrainer:
@@ -127,15 +128,10 @@ def exporting(context: StepContext) -> GraphTrainer:
     return GraphTrainer(context, parameters, moments, saved, exporter, None, graphs=context.graphs)
 
 
-def put_together(context: StepContext, parts: Parts, loop: LoopName, divided: Divided | None = None) -> GraphTrainer:
-    """The trainer of a rank."""
-    return Assembly(context, parts, loop, divided).trainer()
-
-
 class Assembly:
     """Makes the parts, each from those before it."""
 
-    def __init__(self, context: StepContext, parts: Parts, loop: LoopName, divided: Divided | None) -> None:
+    def __init__(self, context: StepContext, parts: Parts, loop: LoopName, divided: Divided | None = None) -> None:
         self.context, self._chosen, self._divided = context, parts, divided
         self._zero = context.spec.parallel.zero
         sharded, queued = parts.passes == "shards", loop == "queued"
@@ -151,7 +147,7 @@ class Assembly:
         self._memory = self._memory_of()
         self._binder = GraphBinder(context.index, self._parameters.here, self._buffers, self._work)
 
-    def _work_of(self, *, queued: bool) -> Work:
+    def _work_of(self, *, queued: bool) -> HostWork | QueuedWork:
         if not queued:
             return HostWork(self.context)
         from ortflow.workflow.trainer.queued_work import QueuedWork
@@ -180,7 +176,7 @@ class Assembly:
         return memory
 
     def trainer(self) -> GraphTrainer:
-        """The trainer."""
+        """The trainer of a rank."""
         match self._chosen.passes:
             case "whole":
                 return self._with_whole_passes()
@@ -260,11 +256,10 @@ class Assembly:
         return parts if isinstance(parts, NcclCommunicator) else None
 
     def _repeater(self) -> Repeater | None:
-        if not self._work.queued or not self.context.spec.resources.cuda_graph:
+        if isinstance(self._work, HostWork) or not self.context.spec.resources.cuda_graph:
             return None
-        from ortflow.workflow.trainer.queued_work import QueuedWork, repeater
+        from ortflow.workflow.trainer.queued_work import repeater
 
-        assert isinstance(self._work, QueuedWork)
         return repeater(self._work, self._queued_parts())
 
     def _step(self, passes: Passes, whole_passes: WholePasses | None = None) -> StepParts:
@@ -307,9 +302,7 @@ class Assembly:
         if isinstance(self._work, HostWork):
             return ImmediateLoop(step, self._work)
         from ortflow.workflow.trainer.queued_loop import QueuedLoop
-        from ortflow.workflow.trainer.queued_work import QueuedWork
 
-        assert isinstance(self._work, QueuedWork)
         return QueuedLoop(step, self._work)
 
     def _precision(self, passes: Passes) -> PrecisionDifference | None:
@@ -317,7 +310,5 @@ class Assembly:
         if isinstance(self._work, HostWork):
             return None
         from ortflow.workflow.trainer.check.precision_difference import PrecisionDifference
-        from ortflow.workflow.trainer.queued_work import QueuedWork
 
-        assert isinstance(self._work, QueuedWork)
         return PrecisionDifference(self.context, passes, self._work.loss_scale)

@@ -77,6 +77,7 @@ class Overlap:
         if self._next is None or place is None:
             return
         buffer = self._buckets[place]
+        # In ONNX Runtime's default order, gradients of weights come last: a sum would begin before its bucket is there.
         if place != self._next or not all(
             buffer.pointer <= address < buffer.pointer + buffer.size for address in gradients
         ):

@@ -29,15 +29,18 @@ class Parameters(Protocol):
 
     def before_save(self) -> None:
         """Bring `saved` up to date."""
+        return
 
     def after_load(self) -> None:
         """Use what was loaded into `saved`."""
+        return
 
     def end_training(self) -> None:
         """Release what is only saved."""
+        return
 
 
-class WholeParameters:
+class WholeParameters(Parameters):
     """The whole flat buffer."""
 
     def __init__(self, device: Device, index: FlatIndex) -> None:
@@ -63,12 +66,3 @@ class WholeParameters:
         """See the protocol."""
         for entry in self._index:
             self.buffer.slice(entry.offset, entry.end).write(tensors[entry.name])
-
-    def before_save(self) -> None:
-        """See the protocol: they are saved from where they are."""
-
-    def after_load(self) -> None:
-        """See the protocol."""
-
-    def end_training(self) -> None:
-        """See the protocol."""

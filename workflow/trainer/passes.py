@@ -36,6 +36,7 @@ class PassGraphs(Protocol):
 
     def end_evaluation(self) -> None:
         """Called after the last batch of an evaluation."""
+        return
 
     def scales_loss(self) -> bool:
         """Whether the gradients of a micro-batch are multiplied by a loss scale. Collective if passes are."""
@@ -67,7 +68,7 @@ class Passes(Protocol):
         """Release what only steps need."""
 
 
-class OneGraph:
+class OneGraph(PassGraphs):
     """One training graph and one evaluation graph, bound to this rank's buffers."""
 
     def __init__(self, context: StepContext, training: Binding, evaluation: Binding, *, prefetches: bool) -> None:
@@ -89,9 +90,6 @@ class OneGraph:
             scores.setdefault(name, []).append(np.array(value.numpy()))
         evaluation.forget(names)
         return self.metrics.read()
-
-    def end_evaluation(self) -> None:
-        """See the protocol."""
 
     def scales_loss(self) -> bool:
         """See the protocol."""

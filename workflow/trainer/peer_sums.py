@@ -89,7 +89,7 @@ class PeerSums:
         self._parted, self._sent, self._met = runtime.event(), runtime.event(), runtime.event()
         self._stop = runtime.pin(ITEM)
         ctypes.memset(self._stop, 0, ITEM)
-        communicator.at_end.append(self._end)
+        communicator.connection.at_end.append(self._end)
 
     def begin_all_reduce(self, buffer: CudaBuffer) -> None:
         """Sum a bucket, in place, after the work queued so far and concurrently with later work."""
@@ -151,7 +151,7 @@ class PeerSums:
 
     def close(self) -> None:
         """Close what others have opened. Collective."""
-        self._comm.at_end.remove(self._end)
+        self._comm.connection.at_end.remove(self._end)
         self._device.synchronize()
         self._memory.close()
         self._device.here().unpin(self._stop)

@@ -175,6 +175,7 @@ class QueuedExchange:
         targets, place = {}, 0
         for piece in self._mine(step):
             targets[piece] = self._pointer(self._gradients, piece)
+            # NCCL overwrites its target, so that what is to be added arrives elsewhere.
             if not self._fresh and self._landing is not None:
                 targets[piece] = self._landing.slice(place, place + piece.count).pointer
                 place += piece.count

@@ -9,7 +9,7 @@ captured what.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.buffers import CONTROL_VALUES, TAIL
 from ortflow.workflow.trainer.loop import StepParts, StepRequest, fault_in, tail_of
 from ortflow.workflow.trainer.queued_work import NORM, SCALE, USEFUL, QueuedWork
+from ortflow.workflow.trainer_protocol.capabilities import StoringNumbers
 
 
 class QueuedLoop:
@@ -29,6 +30,7 @@ class QueuedLoop:
     def __init__(self, parts: StepParts, work: QueuedWork) -> None:
         device, tail, inputs = work.device, parts.buffers.tail, parts.inputs
         self._parts, self._work, self._device = parts, work, device
+        self.stored: StoringNumbers = work.loss_scale
         if parts.passes.graphs.scales_loss():
             work.start_loss_scale()
         state = parts.state()
@@ -42,6 +44,7 @@ class QueuedLoop:
         self._given = device.allocate(TAIL, np.float32)
         self._result = device.readback(tail)
         device.blas()  # created here so that no capture has to
+        # In the folder of the run: other algorithms of cuBLAS or cuDNN in a later attempt would give other bits.
         choices().keep_in(parts.context.graphs.root / PURPOSE)
         self._scale = work.repeat("the scaling of the gradient", parts.update.scaling.run).run
 
@@ -93,11 +96,3 @@ class QueuedLoop:
         if (skipped is None) != bool(tail[USEFUL]):
             raise OrtflowError(f"the GPU and the host disagree whether a gradient of norm {norm} is usable")
         return StepOutcome(loss, norm, round(samples), summed, skipped, overflow)
-
-    def numbers(self) -> Mapping[str, float]:
-        """The loss scale's state."""
-        return self._work.loss_scale.numbers()
-
-    def restore(self, numbers: Mapping[str, float]) -> None:
-        """See the protocol."""
-        self._work.loss_scale.restore(numbers)

@@ -82,6 +82,7 @@ class QueuedWork:
         assert isinstance(parameters, WholeParameters)
         model, rounded = self._with_rounded(onnx.load(form), parameters)
         overlap = None
+        # With several micro-batches, this rank's sums are complete only behind the last one.
         if context.spec.accumulation == 1 and context.train_graph == context.graphs.train:
             assert isinstance(sync, CudaBuffer)
             elements = context.graphs.elements(context.spec.data.micro_batch)

@@ -24,6 +24,7 @@ class Reduction(Protocol):
 
     def sum_gradients(self) -> None:
         """Sum, after passes, the gradients of the elements that this rank updates, unless that is done otherwise."""
+        return
 
     def sum_rest(self) -> None:
         """Sum what is not summed yet of the step: running statistics and tail."""
@@ -36,25 +37,24 @@ class Reduction(Protocol):
 
     def settle(self) -> None:
         """Called before the parameters change: wait until what was sent of them is received."""
+        return
 
     def gather_parameters(self) -> None:
         """Let every rank have the parameters that others update."""
+        return
 
 
-class AllReduce:
+class AllReduce(Reduction):
     """One sum of gradients, running statistics and tail, behind the passes.
 
-    Under ZeRO's stage 3 the graphs sum the gradients, and there are none in the buffers. With `overlap`, everything is
-    summed in buckets beside the backward pass.
+    Under ZeRO's stage 3 the graphs sum the gradients and fetch parameters, and there are none in the buffers. With
+    `overlap`, everything is summed in buckets beside the backward pass.
     """
 
     after_each = False
 
     def __init__(self, ranks: Communicator, buffers: StepBuffers, overlap: Overlap | None = None) -> None:
         self._ranks, self._buffers, self._overlap = ranks, buffers, overlap
-
-    def sum_gradients(self) -> None:
-        """See the protocol: with the rest, or in the passes."""
 
     def sum_rest(self) -> None:
         """See the protocol."""
@@ -71,14 +71,8 @@ class AllReduce:
         """See the protocol."""
         self._ranks.all_reduce(sums)
 
-    def settle(self) -> None:
-        """See the protocol."""
 
-    def gather_parameters(self) -> None:
-        """See the protocol: each rank updates all, or parameters are fetched where they are read."""
-
-
-class Scatter:
+class Scatter(Reduction):
     """ZeRO stages 1 and 2 (Rajbhandari et al. 2020): each rank gets the sums of its share, and updates that.
 
     `ranks`: those that train the same. `sharded`: false in stage 0, where each rank gets and updates all.
@@ -110,9 +104,6 @@ class Scatter:
     def sum_norms(self, sums: Buffer) -> None:
         """See the protocol."""
         self.sharers.all_reduce(sums)
-
-    def settle(self) -> None:
-        """See the protocol."""
 
     def gather_parameters(self) -> None:
         """See the protocol."""

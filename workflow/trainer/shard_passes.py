@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -113,8 +114,8 @@ class ShardPasses:
         self.graphs = OneGraph(context, self.first, evaluation, prefetches=work.queued)
         obstacle = work.obstacle(sessions, self.first, [context.graphs.train])
         repetition = Repetition(sessions, obstacle, context.replicas)
-        self._first_run = work.repeat("a micro-batch", self._run_first, repetition)
-        self._further_run = work.repeat("another micro-batch", self._run_further, repetition)
+        self._first_run = work.repeat("a micro-batch", partial(self._pass_once, fresh=True), repetition)
+        self._further_run = work.repeat("another micro-batch", partial(self._pass_once, fresh=False), repetition)
 
     def _opened(
         self, sessions: Sessions, model: onnx.ModelProto, program: Program, channel: int
@@ -134,13 +135,7 @@ class ShardPasses:
                 binding.write_to(name, self._token.slice(1, 2), (1,))
         return binding
 
-    def _run_first(self) -> None:
-        self._run_exchanging(fresh=True)
-
-    def _run_further(self) -> None:
-        self._run_exchanging(fresh=False)
-
-    def _run_exchanging(self, *, fresh: bool) -> None:
+    def _pass_once(self, *, fresh: bool) -> None:
         self._buffers.begin_micro_batch()
         self.exchange.begin_pass(fresh=fresh)
         self.first.run()

@@ -19,7 +19,7 @@ Range = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Held:
+class ShareAndRest:
     """A rank's slice of a flat buffer: its share of the trained elements, and everything after them."""
 
     shard: Shard
@@ -42,7 +42,7 @@ class ShardedParameters:
         size, trained = index.size, index.trained
         start, stop = share(trained, ranks.rank, ranks.world_size)
         self.shard = Shard(device.allocate(stop - start, np.float32), start, trained)
-        self.here = Held(self.shard, device.allocate(size - trained, np.float32))
+        self.here = ShareAndRest(self.shard, device.allocate(size - trained, np.float32))
         if size == trained:
             self.saved = Shard(self.shard.part, start, size)
         else:

@@ -44,15 +44,17 @@ class MomentStore(Protocol):
 
     def begin(self) -> None:
         """Called before the passes of a step."""
+        return
 
     def runs(self, name: str, own_pieces: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
         """Runs of a graph that updates moments. `bind` opens it for some pieces and binds it to their moments."""
 
     def check_norms(self, graphs: NormGraphs, own_pieces: Sequence[Piece]) -> None:
         """Raise UserError if an optimizer cannot read the norms that it needs."""
+        return
 
 
-class ResidentMoments:
+class ResidentMoments(MomentStore):
     """In the memory of the device."""
 
     staging: int | None = None
@@ -64,15 +66,9 @@ class ResidentMoments:
             for name in context.spec.train.buffers
         }
 
-    def begin(self) -> None:
-        """See the protocol."""
-
     def runs(self, name: str, own_pieces: Sequence[Piece], bind: Bind, work: Work) -> list[Callable[[], None]]:
         """See the protocol."""
         return [work.repeat(name, bind(own_pieces, self.moments).run).run] if own_pieces else []
-
-    def check_norms(self, graphs: NormGraphs, own_pieces: Sequence[Piece]) -> None:
-        """See the protocol."""
 
 
 def share_memory(

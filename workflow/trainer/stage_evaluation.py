@@ -14,8 +14,8 @@ from ortflow.workflow.parallel.stage import Stage, StageSet
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.buffer_pool import Held
-from ortflow.workflow.trainer.stage_memory import give, held
+from ortflow.workflow.trainer.buffer_pool import DeviceValue
+from ortflow.workflow.trainer.stage_memory import bind_inputs, device_value
 from ortflow.workflow.trainer.stage_wire import Arrival, Wire
 
 
@@ -61,15 +61,15 @@ class StageEvaluation:
         self.finish()
         for chunk in self._chunks:
             number = chunk.stage.number
-            arrived: Mapping[str, Held] = {}
+            arrived: Mapping[str, DeviceValue] = {}
             if number:
                 link, values = ("eval", number - 1), chunk.stage.eval_receives
                 arrived = self._wire.receive(link, values, batch, (number - 1) % self._ranks).wait()
-            give(chunk.binding, arrived)
+            bind_inputs(chunk.binding, arrived)
             feed(chunk.binding)
             outputs = chunk.binding.run_for(chunk.outputs)
             chunk.binding.release(arrived)
-            present = {**arrived, **{name: held(value, self._device) for name, value in outputs.items()}}
+            present = {**arrived, **{name: device_value(value, self._device) for name, value in outputs.items()}}
             if number < len(self._stages.stages) - 1:
                 to, link = (number + 1) % self._ranks, ("eval", number)
                 self._sent.append(self._wire.send(link, chunk.stage.eval_sends, present, batch, to))

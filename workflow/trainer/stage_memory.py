@@ -14,7 +14,7 @@ from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.trainer.buffer_pool import Held
+from ortflow.workflow.trainer.buffer_pool import DeviceValue
 
 _DTYPES = {
     "tensor(bool)": "bool", "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16",
@@ -26,16 +26,16 @@ _BFLOAT16 = 16
 """As ONNX counts types; numpy has none."""
 
 
-def held(value: onnxruntime.OrtValue, device: Device) -> Held:
+def device_value(value: onnxruntime.OrtValue, device: Device) -> DeviceValue:
     """An output of a binding, in the binding's memory."""
     kind, shape = value.data_type(), tuple(value.shape())
     count, element = math.prod(shape), _BFLOAT16 if kind == "tensor(bfloat16)" else None
     if not count:
-        return Held(device.allocate(0, _DTYPES[kind]), shape, element)
-    return Held(device.view(value.data_ptr(), count, _DTYPES[kind]), shape, element)
+        return DeviceValue(device.allocate(0, _DTYPES[kind]), shape, element)
+    return DeviceValue(device.view(value.data_ptr(), count, _DTYPES[kind]), shape, element)
 
 
-def give(binding: Binding, values: Mapping[str, Held]) -> None:
+def bind_inputs(binding: Binding, values: Mapping[str, DeviceValue]) -> None:
     """Bind values to the inputs of a graph."""
     for name, value in values.items():
         binding.read_from(name, value.buffer, value.shape, value.element)

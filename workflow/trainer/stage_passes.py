@@ -65,12 +65,12 @@ class StagePasses:
         def bind(session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
             return self._binder.training(session, sessions.device, gradients)
 
-        self._runner = StageRunner(
+        self.runner = StageRunner(
             training, context.spec.parallel.schedule, pipeline, sessions, context.index, bind,
             self._buffers.gradients, self._scratch,
         )  # fmt: skip
         if self._repeater is not None:
-            self._runner.repeat = self._repeater(sessions, self._runner.graphs())
+            self.runner.repeat = self._repeater(sessions, self.runner.graphs())
         evaluations: list[Binding] = []
 
         def bind_evaluation(session: onnxruntime.InferenceSession) -> Binding:
@@ -78,11 +78,11 @@ class StagePasses:
             return evaluations[-1]
 
         evaluation = StageEvaluation(stages, pipeline, sessions, bind_evaluation)
-        self.graphs = StageGraphs(context, pipeline, self._runner, evaluation, evaluations)
+        self.graphs = StageGraphs(context, pipeline, self.runner, evaluation, evaluations)
 
     def run(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> None:
         """See `Passes`."""
-        self._runner.run(
+        self.runner.run(
             batches,
             seeds,
             feed=feed,
@@ -92,25 +92,17 @@ class StagePasses:
 
     def updated(self) -> None:
         """See `Passes`. Making a CUDA graph may wait for the GPU: here, where all messages of the step are queued."""
-        self._runner.prepare()
-
-    def give_memory_back(self) -> None:
-        """See `Releasing.give_memory_back`."""
-        self._runner.forget_slots()
+        self.runner.prepare()
 
     def seconds(self) -> tuple[float, float] | None:
         """See `Pipelined.pass_seconds`. On GPUs passes are queued, and nobody waits on the host."""
-        if self._context.device.kind != "cpu" or not self._runner.seconds:
+        if self._context.device.kind != "cpu" or not self.runner.seconds:
             return None
-        return self._runner.busy, self._runner.seconds
-
-    def forget_seconds(self) -> None:
-        """Measure from anew."""
-        self._runner.forget_seconds()
+        return self.runner.busy, self.runner.seconds
 
     def close(self) -> None:
         """See `Passes`."""
-        del self._runner, self.graphs
+        del self.runner, self.graphs
 
 
 class StageGraphs:

@@ -16,8 +16,8 @@ from ortflow.workflow.parallel.messages import Message
 from ortflow.workflow.parallel.schedule import Action
 from ortflow.workflow.parallel.stage import gradient_from_next, gradient_of
 from ortflow.workflow.sessions.binding import Binding
-from ortflow.workflow.trainer.buffer_pool import Held, Shape
-from ortflow.workflow.trainer.stage_memory import give, held
+from ortflow.workflow.trainer.buffer_pool import DeviceValue, Shape
+from ortflow.workflow.trainer.stage_memory import bind_inputs, device_value
 from ortflow.workflow.trainer.stage_step import Chunk, Step
 from ortflow.workflow.trainer.stage_wire import Arrival, Wire
 
@@ -33,13 +33,13 @@ class Slot:
 
     def __init__(self, chunk: Chunk, repeat: Repeat, memory_taken: Callable[[], None]) -> None:
         self.chunk, self._repeat, self._memory_taken = chunk, repeat, memory_taken
-        self.received: dict[str, Held] = {}
+        self.received: dict[str, DeviceValue] = {}
         """What arrives for the forward pass; filled by `Wire.receive`."""
-        self.from_next: dict[str, Held] = {}
+        self.from_next: dict[str, DeviceValue] = {}
         """What arrives for the backward pass."""
-        self.outputs: dict[str, Held] = {}
+        self.outputs: dict[str, DeviceValue] = {}
         """What the forward pass makes."""
-        self._back: dict[str, Held] = {}
+        self._back: dict[str, DeviceValue] = {}
         """Gradients that go to the stage before."""
         self.sent_back: Arrival | None = None
         """The message with the gradients of the micro-batch before."""
@@ -60,11 +60,11 @@ class Slot:
             repeated.run(binding.fed)
             return
         binding = self.chunk.bind_forward()
-        give(binding, self.received)
+        bind_inputs(binding, self.received)
         start(binding)
         values = binding.run_for(self.chunk.outputs)
         self._memory_taken()
-        self.outputs = {name: held(value, device) for name, value in values.items()}
+        self.outputs = {name: device_value(value, device) for name, value in values.items()}
         binding.keep(values)
         self._forward = binding, self._repeat("the forward pass of a stage", binding.run, binding)
 
@@ -76,7 +76,7 @@ class Slot:
         *,
         with_forward: bool,
         first: bool,
-    ) -> dict[str, Held]:
+    ) -> dict[str, DeviceValue]:
         """Run a graph that makes gradients.
 
         Parameters
@@ -110,8 +110,8 @@ class Slot:
     ) -> tuple[Binding, Repeated]:
         chunk = self.chunk
         binding = (chunk.bind_both if with_forward else chunk.bind_backward)(first)
-        give(binding, {**self.received, **self.outputs})
-        give(binding, {gradient_from_next(name): gradient for name, gradient in self.from_next.items()})
+        bind_inputs(binding, {**self.received, **self.outputs})
+        bind_inputs(binding, {gradient_from_next(name): gradient for name, gradient in self.from_next.items()})
         for value in chunk.stage.receives:
             name = value.name
             if value.gradient and name not in chunk.stage.passed:
@@ -205,7 +205,7 @@ class SlotStep(Step):
     def _may_post(self, place: int, next_one: int, message: Message) -> bool:
         return next_one <= place + self._slots.reach
 
-    def _receive(self, place: int, message: Message, into: dict[str, Held] | None = None) -> Arrival:
+    def _receive(self, place: int, message: Message, into: dict[str, DeviceValue] | None = None) -> Arrival:
         action = self._actions[place]
         # The action that runs before the receive is needed must not be given the slot of this one.
         slot = self._slot(action)
@@ -219,7 +219,7 @@ class SlotStep(Step):
             return lambda binding: self._feed_forward(binding, action, stage)
         return lambda binding: self._feed(binding, *self._work[action.micro_batch])
 
-    def _forward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+    def _forward(self, place: int, action: Action, arrived: Mapping[str, DeviceValue]) -> None:
         slot = self._slot(action)
         slot.settle()
         slot.forward(self._begin(action, forward=True), self._device)
@@ -230,12 +230,12 @@ class SlotStep(Step):
         batch, values = self._work[action.micro_batch][0], {**slot.received, **slot.outputs}
         self._sent[message] = self._wire.send(message.link, slot.chunk.stage.sends, values, batch, message.receiver[0])
 
-    def _both(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+    def _both(self, place: int, action: Action, arrived: Mapping[str, DeviceValue]) -> None:
         self._backward_in(self._slot(action), place + 1, action, forward=True)
         self._after_loss()
         self._give_back(action)
 
-    def _backward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+    def _backward(self, place: int, action: Action, arrived: Mapping[str, DeviceValue]) -> None:
         slot = self._slot(action)
         if slot.chunk.backward:
             self._backward_in(slot, place, action, forward=False)
@@ -252,7 +252,7 @@ class SlotStep(Step):
         gradients = slot.backward(start, self._wire, shapes, with_forward=forward, first=not action.micro_batch)
         self._send_from(slot, place, gradients)
 
-    def _send_from(self, slot: Slot, place: int, gradients: Mapping[str, Held]) -> None:
+    def _send_from(self, slot: Slot, place: int, gradients: Mapping[str, DeviceValue]) -> None:
         self._send_back(place, slot.chunk.stage, gradients)
         if (message := self._leaving.get(place)) is not None:
             slot.sent_back = self._sent[message]

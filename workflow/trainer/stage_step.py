@@ -17,8 +17,8 @@ from ortflow.workflow.parallel.schedule import Action
 from ortflow.workflow.parallel.stage import Stage, gradient_from_next, gradient_of
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.buffer_pool import Held, Shape
-from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, give, held
+from ortflow.workflow.trainer.buffer_pool import DeviceValue, Shape
+from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, bind_inputs, device_value
 from ortflow.workflow.trainer.stage_wire import Arrival
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Step:
         self.waited = 0.0
         """Seconds in which this rank waited for messages."""
         self._sent: dict[Message, Arrival] = {}
-        self._kept: dict[tuple[int, int], tuple[Binding, dict[str, Held]]] = {}
+        self._kept: dict[tuple[int, int], tuple[Binding, dict[str, DeviceValue]]] = {}
         """Chunk and micro-batch -> what its backward pass reads of what it received and made, and in whose memory."""
 
     def run(self) -> None:
@@ -98,7 +98,7 @@ class Step:
         is_joined = bool(self._runner.chunks[action.chunk].joined)
         return is_joined and following == Action("backward", action.micro_batch, action.chunk)
 
-    def _await(self, place: int) -> dict[str, Held]:
+    def _await(self, place: int) -> dict[str, DeviceValue]:
         """What an action needs of another rank; posts the receives of the next ones."""
         self._post(place)
         message = self._arriving.get(place)
@@ -113,7 +113,7 @@ class Step:
             self._wait(self._sent.pop(sent))
         return arrived
 
-    def _wait(self, arrival: Arrival) -> dict[str, Held]:
+    def _wait(self, arrival: Arrival) -> dict[str, DeviceValue]:
         start = time.perf_counter()
         values = arrival.wait()
         self.waited += time.perf_counter() - start
@@ -134,7 +134,7 @@ class Step:
         ahead, batch = sum(posted > place for posted in self._posted), self._work[message.micro_batch][0]
         return ahead < self._runner.ahead and self._wire.knows(_activations(message), batch)
 
-    def _receive(self, place: int, message: Message, into: dict[str, Held] | None = None) -> Arrival:
+    def _receive(self, place: int, message: Message, into: dict[str, DeviceValue] | None = None) -> Arrival:
         """Begin to receive the message of an action."""
         batch, activations, source = self._work[message.micro_batch][0], _activations(message), message.sender[0]
         values = self._runner.stages.stages[activations[1]].sends
@@ -142,9 +142,9 @@ class Step:
             return self._wire.receive(message.link, values, batch, source, into)
         return self._wire.receive_gradients(message.link, activations, values, batch, source, into)
 
-    def _start(self, binding: Binding, action: Action, stage: Stage, arrived: Mapping[str, Held]) -> None:
+    def _start(self, binding: Binding, action: Action, stage: Stage, arrived: Mapping[str, DeviceValue]) -> None:
         """Prepare a forward pass."""
-        give(binding, arrived)
+        bind_inputs(binding, arrived)
         self._feed_forward(binding, action, stage)
 
     def _feed_forward(self, binding: Binding, action: Action, stage: Stage) -> None:
@@ -155,13 +155,13 @@ class Step:
         # Dropout's masks come from ONNX Runtime's global generator, which goes on by one with each node.
         onnxruntime.set_seed(seed + stage.dropouts)
 
-    def _forward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+    def _forward(self, place: int, action: Action, arrived: Mapping[str, DeviceValue]) -> None:
         chunk = self._runner.chunks[action.chunk]
         binding = chunk.forward.take()
         self._start(binding, action, chunk.stage, arrived)
         outputs = binding.run_for(chunk.outputs)
         binding.release(arrived)
-        values = {**arrived, **{name: held(value, self._device) for name, value in outputs.items()}}
+        values = {**arrived, **{name: device_value(value, self._device) for name, value in outputs.items()}}
         message = self._leaving.get(place)
         if message is None:
             self._after_loss()
@@ -172,7 +172,7 @@ class Step:
         read_values = {name: activation for name, activation in values.items() if name in read}
         self._kept[action.chunk, action.micro_batch] = binding, read_values
 
-    def _both(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+    def _both(self, place: int, action: Action, arrived: Mapping[str, DeviceValue]) -> None:
         chunk = self._runner.chunks[action.chunk]
         binding = chunk.joined[min(action.micro_batch, len(chunk.joined) - 1)]
         self._start(binding, action, chunk.stage, arrived)
@@ -180,13 +180,13 @@ class Step:
         binding.release(arrived)
         self._after_loss()
 
-    def _backward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
+    def _backward(self, place: int, action: Action, arrived: Mapping[str, DeviceValue]) -> None:
         chunk = self._runner.chunks[action.chunk]
         memory, read_values = self._kept.pop((action.chunk, action.micro_batch))
         if chunk.backward:
             binding = chunk.backward[min(action.micro_batch, len(chunk.backward) - 1)]
             gradients = {gradient_from_next(name): gradient for name, gradient in arrived.items()}
-            give(binding, {**read_values, **gradients})
+            bind_inputs(binding, {**read_values, **gradients})
             self._feed(binding, *self._work[action.micro_batch])
             self._run_back(place, action, binding, arrived)
             binding.release([*read_values, *gradients])
@@ -211,11 +211,11 @@ class Step:
         place: int,
         action: Action,
         binding: Binding,
-        arrived: Mapping[str, Held],
+        arrived: Mapping[str, DeviceValue],
     ) -> None:
         """Run a graph that makes gradients, and send those of what the stage received."""
         chunk, batch = self._runner.chunks[action.chunk], self._work[action.micro_batch][0]
-        stage, outputs = chunk.stage, dict[str, Held]()
+        stage, outputs = chunk.stage, dict[str, DeviceValue]()
         shapes = self._received_shapes(stage, batch)
         for value in stage.receives:
             if value.gradient and value.name not in stage.passed:
@@ -229,7 +229,7 @@ class Step:
         """Shapes of the values that a stage has received for a micro-batch."""
         return self._wire.shapes(("forward", stage.number - 1), stage.receives, batch) if stage.number else {}
 
-    def _send_back(self, place: int, stage: Stage, gradients: Mapping[str, Held]) -> None:
+    def _send_back(self, place: int, stage: Stage, gradients: Mapping[str, DeviceValue]) -> None:
         message = self._leaving.get(place)
         if message is not None:
             values = [value for value in stage.receives if value.gradient]

@@ -20,7 +20,7 @@ from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.parallel.stage import Value
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.buffer_pool import BufferPool, Held, Shape
+from ortflow.workflow.trainer.buffer_pool import BufferPool, DeviceValue, Shape
 
 Link = tuple[str, int]
 """forward, backward or eval, and the sending stage."""
@@ -33,10 +33,10 @@ _KINDS = {"forward": 0, "backward": 1, "eval": 0}
 class Arrival:
     """Values being received."""
 
-    values: dict[str, Held]
+    values: dict[str, DeviceValue]
     requests: list[Request] = field(default_factory=list)
 
-    def wait(self) -> dict[str, Held]:
+    def wait(self) -> dict[str, DeviceValue]:
         """Block until the values have arrived. Further calls return immediately."""
         requests, self.requests = self.requests, []
         for request in requests:
@@ -68,7 +68,7 @@ class Wire:
         self._comm = StagedCommunicator(below) if through and below is not None else self._linked
 
     def send(
-        self, link: Link, values: Sequence[Value], held_values: Mapping[str, Held], batch: MicroBatch, to: int
+        self, link: Link, values: Sequence[Value], tensors: Mapping[str, DeviceValue], batch: MicroBatch, to: int
     ) -> Arrival:
         """Begin to send activations.
 
@@ -77,7 +77,7 @@ class Wire:
         UserError
             If their shapes differ from those of an earlier batch of the same shapes.
         """
-        key, shapes = (link, signature(batch)), [held_values[value.name].shape for value in values]
+        key, shapes = (link, signature(batch)), [tensors[value.name].shape for value in values]
         requests = []
         if key not in self._shapes:
             self._shapes[key] = shapes
@@ -91,11 +91,13 @@ class Wire:
                     where="parallel.cuts",
                     fix="cut the model elsewhere",
                 )
-        return self._start_send(link, values, held_values, to, requests)
+        return self._start_send(link, values, tensors, to, requests)
 
-    def send_gradients(self, link: Link, values: Sequence[Value], held_values: Mapping[str, Held], to: int) -> Arrival:
+    def send_gradients(
+        self, link: Link, values: Sequence[Value], tensors: Mapping[str, DeviceValue], to: int
+    ) -> Arrival:
         """Begin to send the gradients of activations, which have the activations' shapes."""
-        return self._start_send(link, values, held_values, to, [])
+        return self._start_send(link, values, tensors, to, [])
 
     def knows(self, activations: Link, batch: MicroBatch) -> bool:
         """Whether the shapes of a link's values are known before they are sent."""
@@ -107,7 +109,12 @@ class Wire:
         return dict(zip(names, self._shapes[activations, signature(batch)], strict=True))
 
     def receive(
-        self, link: Link, values: Sequence[Value], batch: MicroBatch, source: int, into: dict[str, Held] | None = None
+        self,
+        link: Link,
+        values: Sequence[Value],
+        batch: MicroBatch,
+        source: int,
+        into: dict[str, DeviceValue] | None = None,
     ) -> Arrival:
         """Begin to receive activations; waits for their shapes if these are not known.
 
@@ -127,7 +134,7 @@ class Wire:
         sent: Sequence[Value],
         batch: MicroBatch,
         source: int,
-        into: dict[str, Held] | None = None,
+        into: dict[str, DeviceValue] | None = None,
     ) -> Arrival:
         """Begin to receive the gradients of `sent`, which this rank sent over the link `activations`.
 
@@ -137,9 +144,14 @@ class Wire:
         return self._start_receive(link, values, [shapes[value.name] for value in values], source, into)
 
     def _start_send(
-        self, link: Link, values: Sequence[Value], held_values: Mapping[str, Held], to: int, requests: Sequence[Request]
+        self,
+        link: Link,
+        values: Sequence[Value],
+        tensors: Mapping[str, DeviceValue],
+        to: int,
+        requests: Sequence[Request],
     ) -> Arrival:
-        sent = {value.name: held_values[value.name] for value in values}
+        sent = {value.name: tensors[value.name] for value in values}
         started = [self._comm.start_send(tensor.buffer, to, self._tag(link)) for tensor in sent.values()]
         return Arrival(sent, [*requests, *started])
 
@@ -149,7 +161,7 @@ class Wire:
         values: Sequence[Value],
         shapes: Sequence[Shape],
         source: int,
-        into: dict[str, Held] | None,
+        into: dict[str, DeviceValue] | None,
     ) -> Arrival:
         arrival = Arrival({} if into is None else into)
         for value, shape in zip(values, shapes, strict=True):

@@ -183,11 +183,11 @@ class GraphTrainer(Trainer):
 
     def numbers(self) -> Mapping[str, float]:
         """See the protocol."""
-        return self.training.loop.numbers()
+        return self.training.loop.stored.numbers()
 
     def restore(self, numbers: Mapping[str, float]) -> None:
         """See the protocol."""
-        self.training.loop.restore(numbers)
+        self.training.loop.stored.restore(numbers)
 
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
@@ -253,12 +253,13 @@ class GraphTrainer(Trainer):
     def give_memory_back(self) -> None:
         """See the protocol."""
         if self.training.stages is not None:
-            self.training.stages.give_memory_back()
+            self.training.stages.runner.forget_slots()
         self.parts.give_memory_back()
         trim()
 
     def end_training(self) -> None:
         """See the protocol."""
+        # Other ranks may still receive parameters from memory that is freed here.
         self.parts.reduction.settle()
         self.give_memory_back()
         self.before_update = self.before_wait = _nothing

@@ -40,9 +40,11 @@ class Update(Protocol):
 
     def begin(self) -> None:
         """Called before the passes of a step."""
+        return
 
     def sum_squares(self) -> None:
         """Sum the squares of the gradients over the ranks, if the scaling reads them."""
+        return
 
     def run(self) -> None:
         """New parameters and moments."""
@@ -110,7 +112,7 @@ def thawing(
     return thaw.skipping(group, run, binder.inputs.number)
 
 
-class WholeUpdate:
+class WholeUpdate(Update):
     """See the module."""
 
     staging: int | None = None
@@ -139,12 +141,6 @@ class WholeUpdate:
             session = context.sessions.open(work.form_of(model).SerializeToString())
             update = binder.bind(session, group_cuts, memory.moments)
             self._updates.append(thawing(thaw, group, group_cuts, update.run, binder))
-
-    def begin(self) -> None:
-        """See the protocol."""
-
-    def sum_squares(self) -> None:
-        """See the protocol: the scaling computes them."""
 
     def run(self) -> None:
         """See the protocol."""

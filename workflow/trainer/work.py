@@ -39,6 +39,7 @@ class Repeating(Protocol):
 
     def skip(self) -> None:
         """Called in place of `run` by a rank that has no samples."""
+        return
 
 
 @dataclass(frozen=True)
@@ -78,9 +79,11 @@ class Work(Protocol):
 
     def tie_training(self, binding: Binding) -> None:
         """Tie what only this kind of device has of a training graph."""
+        return
 
     def tie_update(self, binding: Binding, cuts: Sequence[Segment]) -> None:
         """The same of an update of some segments."""
+        return
 
     def tie_scaling(self, scaling: Binding) -> None:
         """Tie the numbers that the graph of the scaling reads and writes."""
@@ -101,7 +104,7 @@ class Work(Protocol):
         """Why passes of these graphs cannot be captured; empty if they may, or if nobody asks."""
 
 
-class Once:
+class Once(Repeating):
     """Work that is done at once."""
 
     def __init__(self, run: Callable[[], None]) -> None:
@@ -111,11 +114,8 @@ class Once:
         """See `Repeating`."""
         self._run()
 
-    def skip(self) -> None:
-        """See `Repeating`: nobody waits."""
 
-
-class HostWork:
+class HostWork(Work):
     """Work on the CPU."""
 
     queued = False
@@ -128,12 +128,6 @@ class HostWork:
     def open_train(self, sessions: Sessions, parameters: Parameters) -> TrainGraph:
         """See the protocol."""
         return TrainGraph(sessions.open_fastest(self._context.train_graph))
-
-    def tie_training(self, binding: Binding) -> None:
-        """See the protocol."""
-
-    def tie_update(self, binding: Binding, cuts: Sequence[Segment]) -> None:
-        """See the protocol."""
 
     def tie_scaling(self, scaling: Binding) -> None:
         """See the protocol."""

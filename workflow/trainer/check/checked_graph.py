@@ -50,6 +50,7 @@ class CheckedGraph:
         """Run it; the loss of the micro-batch. A training graph writes the gradients."""
         with self.part.passing():
             self._feed(binding)
+            # Dropout's masks come from ONNX Runtime's global generator: each run begins with the same ones.
             onnxruntime.set_seed(self.seed)
             binding.run()
         return self.total(float(self._sums.read()[0])) / self.part.ranks

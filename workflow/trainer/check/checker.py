@@ -56,11 +56,13 @@ class GradientChecker:
 
         return key_of(self._context.graphs, self._context.sessions.kernels)
 
-    def rows(self) -> int:
-        """Samples to check with."""
-        from ortflow.workflow.trainer.check.first_gradient import rows_of
+    def check(self, samples: Iterable[MicroBatch], key: str, report: Report) -> None:
+        """Check with the first samples, and record under `key` that this has passed."""
+        from ortflow.workflow.trainer.check.first_gradient import check_now, rows_of
 
-        return rows_of(self._context.index, self._context.graphs.inputs, self._context.spec.data.micro_batch)
+        spec = self._context.spec
+        rows = rows_of(self._context.index, self._context.graphs.inputs, spec.data.micro_batch)
+        check_now(key, samples, rows, lambda batch: self.run(batch, spec.seed), report)
 
     def run(self, batch: MicroBatch, seed: int) -> Checked | None:
         """Check on a real micro-batch that the gradient is the loss's.
@@ -119,14 +121,10 @@ class WholeChecker:
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
         """Check the gradient on a micro-batch, if the run file requests it and the same check has not passed before."""
-        from ortflow.workflow.trainer.check.first_gradient import check_once
+        from ortflow.workflow.trainer.check.first_gradient import has_passed
 
-        context, gradient = self._context, self.gradient
-        if context.spec.train.check_gradient:
-            check_once(
-                gradient.key(), samples, gradient.rows(), lambda batch: gradient.run(batch, context.spec.seed),
-                context.report,
-            )  # fmt: skip
+        if self._context.spec.train.check_gradient and not has_passed(key := self.gradient.key()):
+            self.gradient.check(samples, key, self._context.report)
 
 
 class ShardsChecker:
@@ -151,18 +149,15 @@ class ShardsChecker:
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
         """See above. A check without shares does not cover their exchange, and has another key."""
-        from ortflow.workflow.trainer.check.first_gradient import check_now, has_passed
+        from ortflow.workflow.trainer.check.first_gradient import has_passed
 
         context, gradient, ranks = self._context, self.gradient, self._context.replicas
         if not context.spec.train.check_gradient:
             return
         leads, key = ranks.rank == 0, f"{gradient.key()}-shares"
         if not ranks.broadcast_object(leads and has_passed(key)):
-            report = context.report if leads else Report()
             try:
-                check_now(
-                    key, samples, gradient.rows(), lambda batch: gradient.run(batch, context.spec.seed), report
-                )  # fmt: skip
+                gradient.check(samples, key, context.report if leads else Report())
             finally:
                 self._passes.forget_checked()
         if self._waits:

@@ -26,7 +26,8 @@ from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.check.difference_check import ELSEWHERE
 from ortflow.workflow.trainer.check.differences import SMALLEST_SCALE
-from ortflow.workflow.trainer.check.first_gradient import has_passed, remember
+from ortflow.workflow.trainer.check.first_gradient import Checked, conclude, has_passed
+from ortflow.workflow.trainer.divided_reduction import counts, predicts
 
 if TYPE_CHECKING:
     from ortflow.workflow.trainer.check.divided_checker import CheckedHolding
@@ -78,15 +79,9 @@ class DividedCheck:
         if comparison is not None:
             self._part.compare_precision(comparison[1], batch, self._seed)
         self._part.forget_gradient()
-        if self._ranks.world.rank:
-            return
-        if comparison is None:
-            self._report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
-            return
-        compared, seconds = comparison[0], time.perf_counter() - start
-        self._report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
-        self._report.note(f"gradient checked: {compared}, {seconds:.1f} s")
-        remember(key)
+        if self._ranks.world.rank == 0:
+            checked = Checked(comparison[0]) if comparison is not None else None
+            conclude(key, checked, time.perf_counter() - start, self._report)
 
     def _compare(self, batch: MicroBatch) -> tuple[str, Vector] | None:
         """What was compared, and this rank's gradient; None if it is not finite."""
@@ -110,12 +105,12 @@ class DividedCheck:
         """How far each tensor's elements move; equal on all ranks that hold it."""
         squares = np.zeros(len(names))
         for place, name in enumerate(names):
-            if name in self._part.index and self._part.counts(name):
+            if name in self._part.index and counts(self._part.division, self._ranks, name):
                 squares[place] = np.square(self._part.values(name), dtype=np.float64).sum()
         summed = HostBuffer(squares)
         self._ranks.replica.all_reduce(summed)
-        counts = [max(1, self._part.division.whole[name].tensor.count) for name in names]
-        scales = np.sqrt(summed.array / counts)
+        sizes = [max(1, self._part.division.whole[name].tensor.count) for name in names]
+        scales = np.sqrt(summed.array / sizes)
         return {name: REACH * max(float(scale), SMALLEST_SCALE) for name, scale in zip(names, scales, strict=True)}
 
     def _disagreement(
@@ -164,7 +159,7 @@ class DividedCheck:
         total = 0.0
         for name, direction in directions.items():
             entry = self._part.index[name]
-            if self._part.predicts(name):
+            if predicts(self._part.division, self._ranks, name):
                 total += float(np.dot(gradient[entry.offset : entry.end].astype(np.float64), direction))
         return self._sum(total)
 

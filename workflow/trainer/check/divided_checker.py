@@ -22,7 +22,6 @@ from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.check.checked_part import CheckedPart
 from ortflow.workflow.trainer.check.divided_check import DividedCheck, key_of
 from ortflow.workflow.trainer.check.first_gradient import cut, rows_of
-from ortflow.workflow.trainer.divided_reduction import counts, predicts
 from ortflow.workflow.trainer.loop import StepParts
 from ortflow.workflow.trainer.parameters import WholeParameters
 from ortflow.workflow.trainer.stage_passes import StagePasses
@@ -49,14 +48,6 @@ class CheckedHolding:
         self._parts, self._context, self._parameters = parts, parts.context, parameters.buffer
         self._ranks, self.division, self._precision, self._stages = ranks, division, precision, stages
         self.graphs, self.index = parts.context.graphs, parts.context.index
-
-    def counts(self, name: str) -> bool:
-        """Whether sums over all ranks count this rank's elements of a tensor."""
-        return counts(self.division, self._ranks, name)
-
-    def predicts(self, name: str) -> bool:
-        """Whether this rank's gradient of a tensor is a term of the change of the loss."""
-        return predicts(self.division, self._ranks, name)
 
     def region(self, name: str) -> Region:
         """This rank's region of a tensor."""
@@ -117,7 +108,7 @@ class CheckedHolding:
         """Leave no gradient, and no time of its passes, for the next step."""
         self._parts.buffers.gradients.fill(0)
         if self._stages is not None:
-            self._stages.forget_seconds()
+            self._stages.runner.forget_seconds()
 
 
 class DividedChecker:

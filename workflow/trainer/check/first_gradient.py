@@ -34,17 +34,8 @@ Check: TypeAlias = "Callable[[MicroBatch], Checked | None]"
 """None: the micro-batch has no finite gradient."""
 
 
-def check_once(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, report: Report) -> None:
-    """`check` the first `rows` samples, unless a check with the same `key` has passed before.
-
-    If the graph does not take so few, all samples of the micro-batch.
-    """
-    if not has_passed(key):
-        check_now(key, samples, rows, check, report)
-
-
 def check_now(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, report: Report) -> None:
-    """The same, whatever has passed before."""
+    """`check` the first `rows` samples; if the graph does not take so few, all samples of the micro-batch."""
     start = time.perf_counter()
     for batch in islice(samples, 1):
         try:
@@ -54,20 +45,24 @@ def check_now(key: str, samples: Iterable[MicroBatch], rows: int, check: Check, 
                 raise
             # Samples that index others of their micro-batch need all of it.
             checked = check(batch)
-        if checked is None:
-            report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
-            return
-        if not checked.decided:
-            report.warn(
-                "the gradient was not checked against differences of the loss, because the loss changes along it by no "
-                "more than single precision rounds it, or has kinks at these parameters"
-            )
-        if checked.compared:
-            seconds = time.perf_counter() - start
-            report.record("gradient_check", seconds=round(seconds, 6), compared=checked.compared)
-            report.note(f"gradient checked: {checked.compared}, {seconds:.1f} s")
-        if checked.decided:
-            remember(key)
+        conclude(key, checked, time.perf_counter() - start, report)
+
+
+def conclude(key: str, checked: Checked | None, seconds: float, report: Report) -> None:
+    """Report a check that took so long, and record that it has passed. `checked`: None without a finite gradient."""
+    if checked is None:
+        report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
+        return
+    if not checked.decided:
+        report.warn(
+            "the gradient was not checked against differences of the loss, because the loss changes along it by no "
+            "more than single precision rounds it, or has kinks at these parameters"
+        )
+    if checked.compared:
+        report.record("gradient_check", seconds=round(seconds, 6), compared=checked.compared)
+        report.note(f"gradient checked: {checked.compared}, {seconds:.1f} s")
+    if checked.decided:
+        remember(key)
 
 
 def has_passed(key: str) -> bool:

@@ -25,12 +25,15 @@ class Exporter(Protocol):
 
     def before_export(self) -> None:
         """See `Trainer`."""
+        return
 
     def lend(self) -> None:
         """See `Trainer`."""
+        return
 
     def after_export(self) -> None:
         """See `Trainer`."""
+        return
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool
@@ -38,20 +41,11 @@ class Exporter(Protocol):
         """See `Trainer`."""
 
 
-class WholeExporter:
+class WholeExporter(Exporter):
     """From this rank's parameters, which are all."""
 
     def __init__(self, context: StepContext, parameters: WholeParameters) -> None:
         self._context, self._parameters = context, parameters
-
-    def before_export(self) -> None:
-        """See the protocol."""
-
-    def lend(self) -> None:
-        """See the protocol."""
-
-    def after_export(self) -> None:
-        """See the protocol."""
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool
@@ -65,7 +59,7 @@ class WholeExporter:
         )  # fmt: skip
 
 
-class LentExporter:
+class LentExporter(Exporter):
     """From the parameters of all ranks, one tensor at a time.
 
     `ranges_of`: the elements of the whole model's flat buffer that a rank sends; see `LentTensors`.
