@@ -111,8 +111,8 @@ communicator = partial(NcclCommunicator, period=0.01)
 
 def limit(world: NcclCommunicator, seconds: float) -> None:
     """From now on: a limit of a moment would also hold for the start, and for the queueing of a sum."""
-    assert world._watch is not None
-    world._watch._limit = seconds
+    assert world.connection._watch is not None
+    world.connection._watch._limit = seconds
 
 
 @pytest.fixture
@@ -253,7 +253,7 @@ def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
 def test_sums_that_take_their_time_are_waited_for(cuda: FakeCuda, device: CudaDevice) -> None:
     library = FakeNccl()
     world = communicator(Below(), device, library, 60)
-    watch = world._watch
+    watch = world.connection._watch
     assert watch is not None
     buffer = device.allocate(10, np.float32)
     cuda.failing["cudaEventQuery"] = NOT_READY
