@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import yaml
+from graph_build_models import linear
 from in_process import command_here
 from onnx import TensorProto, helper, numpy_helper
 from project import Project, command, of_kind
@@ -192,3 +193,24 @@ def test_labels_out_of_range_are_refused_before_the_first_step(tmp_path: Path, w
         assert f"sample 61 of column '{column}' holds {value}" in output
         assert "vocabulary" not in output
         assert not (tmp_path / "runs" / column).exists()
+
+
+@pytest.mark.parametrize(("label", "classes"), [(0, "classes 0 to 5 without the blank, 0"), (6, "classes 0 to 5")])
+def test_a_sequence_has_no_blank_and_no_class_beyond_the_last(tmp_path: Path, label: int, classes: str) -> None:
+    linear(tmp_path / "model.onnx", out=("batch", 4, 6), width=5)
+    labels = np.full((64, 2), 3)
+    labels[60, 1] = -1  # padding
+    labels[61, 1] = label
+    convert(tmp_path, "set", x=np.ones((64, 5), np.float32), labels=labels)
+    content = {
+        "name": "sequences",
+        "model": {"path": "model.onnx", "loss": {"kind": "ctc", "batch_first": True}},
+        "data": {"train": {"path": "set.arrow"}, "micro_batch": 4},
+        "train": {"steps": 4, "optimizer": {"name": "sgd", "lr": 0.1}},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
+    done = command_here("validate", "run.yaml", folder=tmp_path)
+    output = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == 2, output
+    assert f"sample 61 of column 'labels' holds {label}" in output
+    assert classes in output

@@ -91,7 +91,8 @@ class DataSection(Section):
     by_length: ByLength | None = None
     """Group samples of similar length."""
     pad_value: dict[Text, Number] = Field(default_factory=no_keys)
-    """Graph input -> padding value of variable-length samples; by default 0, and the loss's ignore index for labels."""
+    """Graph input -> padding value of variable-length samples; by default 0, and for labels the loss's ignore index, or
+    -1 for `ctc`."""
     last_batch: Literal["drop", "keep", "pad"] = "drop"
     """The rest of an epoch that is smaller than a global batch: skip it, train on the smaller batch, or pad it with
     samples of weight 0 (for graphs with a fixed batch size)."""
