@@ -13,24 +13,24 @@ def available(proc: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys
     Files in the page cache that nobody has read lately do not count as used, as for Kubernetes' working set: the kernel
     drops them first.
     """
-    free = int(psutil.virtual_memory().available)
+    free_bytes = int(psutil.virtual_memory().available)
     try:
         line = next(line for line in proc.read_text().splitlines() if line.startswith("0::"))
     except (OSError, StopIteration):
-        return free
+        return free_bytes
     folder = cgroups / line.removeprefix("0::").lstrip("/")
-    for each in (folder, *folder.parents):
-        if each == cgroups.parent:
+    for cgroup in (folder, *folder.parents):
+        if cgroup == cgroups.parent:
             break
         try:
-            limit = (each / "memory.max").read_text().strip()
-            used = int((each / "memory.current").read_text()) - _inactive_files(each)
+            limit = (cgroup / "memory.max").read_text().strip()
+            used = int((cgroup / "memory.current").read_text()) - _inactive_files(cgroup)
         # The root cgroup has no limit, and no such files.
         except (OSError, ValueError):
             continue
         if limit != "max":
-            free = min(free, max(0, int(limit) - max(0, used)))
-    return free
+            free_bytes = min(free_bytes, max(0, int(limit) - max(0, used)))
+    return free_bytes
 
 
 def _inactive_files(cgroup: Path) -> int:
