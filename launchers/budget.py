@@ -26,7 +26,7 @@ class Decision:
     again: bool
     pause: float = 0.0
     """Seconds before the next attempt."""
-    why: str = ""
+    reason: str = ""
     """The reason, for messages."""
 
 
@@ -37,19 +37,19 @@ def decide(outcome: Outcome, used: Used, restart: Restart, without_step: int = 0
     like a preemption is a time limit or a signal sent by hand; what looks like a failure is a full disk.
     """
     if outcome is Outcome.FINISHED:
-        return Decision(False, why="done")
+        return Decision(False, reason="done")
     if outcome is Outcome.USER_ERROR:
-        return Decision(False, why="wrong input is not tried again")
+        return Decision(False, reason="wrong input is not tried again")
     if (outcome in (Outcome.PREEMPTED, Outcome.LOST) or not counts) and without_step >= MOST_WITHOUT_STEP:
-        return Decision(False, why=f"{without_step} attempts in a row ended before a step was done")
+        return Decision(False, reason=f"{without_step} attempts in a row ended before a step was done")
     if outcome is Outcome.LOST or not counts:
         return Decision(True, restart.backoff.first, "that counts against no budget")
     if outcome is Outcome.PREEMPTED:
         if restart.preemptions is not None and used.preemptions > restart.preemptions:
-            return Decision(False, why=f"the budget of {counted(restart.preemptions, 'preemption')} is spent")
+            return Decision(False, reason=f"the budget of {counted(restart.preemptions, 'preemption')} is spent")
         return Decision(True, restart.backoff.first, f"preemption {used.preemptions}")
     if used.failures > restart.failures:
-        return Decision(False, why=f"the budget of {counted(restart.failures, 'failure')} is spent")
+        return Decision(False, reason=f"the budget of {counted(restart.failures, 'failure')} is spent")
     return Decision(True, pause(restart.backoff, used.failures), f"failure {used.failures} of {restart.failures}")
 
 

@@ -52,7 +52,7 @@ class Ending:
     """ortflow's exit code."""
     cause: str = ""
     """Why the last attempt ended."""
-    why: str = ""
+    reason: str = ""
     """Why it was not restarted."""
     finished: bool = False
     """The run had already finished: nothing was started."""

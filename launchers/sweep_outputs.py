@@ -15,8 +15,8 @@ def refuse_shared_outputs(specs: Sequence[RunSpec]) -> None:
     for keys in OUTPUTS:
         paths = set[Path]()
         for spec in specs:
-            for written in _written(spec, keys):
-                path = Path(str(spec.run_dir), written)
+            for output in _written(spec, keys):
+                path = Path(str(spec.run_dir), output)
                 if path in paths:
                     raise UserError(
                         f"is {path} for several runs of the sweep", where=".".join(keys),

@@ -56,8 +56,8 @@ class EndedBySignal(OrtflowError):
     """A child process was ended by a signal from outside; retry."""
 
 
-def check_signal(returncode: int, what: str) -> None:
-    """Raise EndedBySignal if a child's exit status shows a signal from outside; `what` describes the child.
+def check_signal(returncode: int, child: str) -> None:
+    """Raise EndedBySignal if a child's exit status shows a signal from outside; `child` describes the child.
 
     A crash (SIGSEGV, SIGABRT, …) does not count: the same input causes it again.
     """
@@ -66,7 +66,7 @@ def check_signal(returncode: int, what: str) -> None:
     if number not in _OUTSIDE or (returncode > 0 and number not in _BY_SHELLS):
         return
     memory = ": the machine may have been out of memory" if number == signal.SIGKILL else ""
-    raise EndedBySignal(f"{what} was ended by {signal.Signals(number).name}{memory}")
+    raise EndedBySignal(f"{child} was ended by {signal.Signals(number).name}{memory}")
 
 
 def signal_name(number: int) -> str:

@@ -62,10 +62,10 @@ def execute(
     hang: HangWatch | None = None
     notice = 0.0
     try:
-        whole = load_run_file(run_dir.run_file, others=False)
-        spec = of_this_attempt(whole, os.environ)
-        if whole.elastic:
-            _record_nodes(events, spec, whole, place)
+        full_spec = load_run_file(run_dir.run_file, others=False)
+        spec = of_this_attempt(full_spec, os.environ)
+        if full_spec.elastic:
+            _record_nodes(events, spec, full_spec, place)
         if place.rank == 0 and spec.monitor.sinks:  # the module takes a while to import
             from ortflow.workflow.sinks.process import start_sinks
 
@@ -137,11 +137,11 @@ def _collect_again() -> None:
     gc.enable()
 
 
-def _record_nodes(events: EventLog, spec: RunSpec, whole: RunSpec, place: Place) -> None:
+def _record_nodes(events: EventLog, spec: RunSpec, full_spec: RunSpec, place: Place) -> None:
     """The nodes and ranks of this attempt of an elastic run."""
     shares = {"gradient_accumulation": spec.accumulation} if isinstance(spec, TrainerRunSpec) else {}
     events.write(
-        "elastic", nodes=spec.resources.nodes, of_nodes=whole.resources.nodes, world_size=place.world_size,
+        "elastic", nodes=spec.resources.nodes, of_nodes=full_spec.resources.nodes, world_size=place.world_size,
         **shares, reason=os.environ.get(REASON, ""),
     )  # fmt: skip
 

@@ -96,10 +96,10 @@ class FlatIndex:
 
     def span(self, *groups: Group) -> tuple[int, int]:
         """[start, end) of adjacent groups, including padding; (0, 0) if they are empty."""
-        chosen = [entry for entry in self.entries if entry.tensor.group in groups]
-        if not chosen:
+        entries = [entry for entry in self.entries if entry.tensor.group in groups]
+        if not entries:
             return (0, 0)
-        return (chosen[0].offset, _aligned(chosen[-1].end))
+        return (entries[0].offset, _aligned(entries[-1].end))
 
     @property
     def trained(self) -> int:

@@ -21,7 +21,7 @@ KEPT = 256 << 20
 
 def buffers(
     trained: int,
-    kept: int,
+    untrained: int,
     moments: int,
     *,
     accumulation: int = 1,
@@ -35,7 +35,7 @@ def buffers(
 ) -> dict[str, int]:
     """Bytes of the flat buffers, and of the copy of this rank's share that a checkpoint makes, by part.
 
-    `trained` and `kept` are numbers of elements: of trained parameters, and of frozen ones and running statistics.
+    `trained` and `untrained` are numbers of elements: of trained parameters, and of frozen ones and running statistics.
     `moments` is the number of values that the optimizer keeps per trained element. From stage 1 of ZeRO, a rank keeps
     them for its share only; from stage 2, it accumulates the gradients of its share only, in addition to those of one
     micro-batch. Under stage 3, gradients and parameters cover its share only, too, and `messages` is the number of
@@ -46,20 +46,20 @@ def buffers(
     With several `chunks`, stages of one rank of a pipeline, gradients are accumulated within a single micro-batch, too.
     """
     start, stop = share(trained, rank, world_size)
-    mine = stop - start
-    accumulated = 0 if accumulation == chunks == 1 else mine if zero >= 2 else trained
-    first, last = share(trained + kept, rank, world_size)
-    held = mine + kept + (last - first if kept else 0)
+    shard = stop - start
+    accumulated = 0 if accumulation == chunks == 1 else shard if zero >= 2 else trained
+    first, last = share(trained + untrained, rank, world_size)
+    held_elements = shard + untrained + (last - first if untrained else 0)
     parts = {
-        "parameters": (held if zero == 3 else trained + kept) * ITEM,
-        "gradients": (mine if zero == 3 else trained + accumulated) * ITEM,
-        "moments": (mine if zero else trained) * moments * ITEM,
+        "parameters": (held_elements if zero == 3 else trained + untrained) * ITEM,
+        "gradients": (shard if zero == 3 else trained + accumulated) * ITEM,
+        "moments": (shard if zero else trained) * moments * ITEM,
     }
     if zero == 3:
         parts["messages"] = messages * ITEM
     if staging is not None:
         parts[OFFLOADED], parts["moments"] = parts["moments"], staging * ITEM
-    saved = -(-(trained * (1 + moments) + kept) * ITEM // world_size)
+    saved = -(-(trained * (1 + moments) + untrained) * ITEM // world_size)
     return {**parts, "checkpoint": saved if copied is None else min(saved, copied)}
 
 
@@ -83,9 +83,9 @@ def fullest(parts: Mapping[str, int], total: int) -> tuple[str, int]:
     `parts` are the flat buffers'; the remainder is `activations`, the values of the graphs.
     """
     buffers_ = {name: count for name, count in parts.items() if name in HELP}
-    whole = {**buffers_, "activations": max(0, total - sum(buffers_.values()))}
-    name = max(whole, key=lambda part: whole[part])
-    return name, whole[name]
+    all_parts = {**buffers_, "activations": max(0, total - sum(buffers_.values()))}
+    name = max(all_parts, key=lambda part: all_parts[part])
+    return name, all_parts[name]
 
 
 OFFLOADED = "offloaded"

@@ -107,10 +107,10 @@ def redirect_output(path: Path) -> None:
     os.dup2(descriptor, 2)
     os.close(descriptor)
     # A file of its own: children share the one of standard output, and may live longer.
-    own = open_regular(path, os.O_WRONLY | os.O_APPEND)
+    log_descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND)
     with contextlib.suppress(OSError, ValueError):  # no descriptor is left behind it
-        fcntl.fcntl(own, fcntl.F_DUPFD_CLOEXEC, int(os.environ.get("PMI_FD", own)) + 1)
-        os.close(own)
+        fcntl.fcntl(log_descriptor, fcntl.F_DUPFD_CLOEXEC, int(os.environ.get("PMI_FD", log_descriptor)) + 1)
+        os.close(log_descriptor)
 
 
 def hold_ranks_lock(path: Path) -> int:

@@ -79,5 +79,5 @@ def _local_size(environment: Mapping[str, str], name: str) -> int:
 
 def _counts(text: str) -> list[int]:
     """Expand the tasks of each node of a step, which Slurm writes as `2(x3),1`."""
-    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
-    return [int(count) for count, times in found for _ in range(int(times or 1))] or [1]
+    task_groups = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in task_groups for _ in range(int(times or 1))] or [1]

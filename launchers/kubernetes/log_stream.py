@@ -114,4 +114,4 @@ class LogStream(PlainView):
 
 
 def _to_json(lack: OutOfDisk | None) -> dict[str, Any]:
-    return {} if lack is None else {"path": str(lack.path), "needed": lack.needed}
+    return {} if lack is None else {"path": str(lack.path), "needed": lack.needed_bytes}

@@ -219,8 +219,8 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
     decision = decide(outcome, spent, restart, attempts_without_step(records))
     end_text = f"the operator gave up ({end_reason(launchers[-1]) if launchers else reasons[0]})"
     if decision.again:
-        return Resubmit(f"{end_text}; {decision.why}", decision.pause)
-    return Done(f"{end_text}, and {decision.why}", Outcome.FAILURE)
+        return Resubmit(f"{end_text}; {decision.reason}", decision.pause)
+    return Done(f"{end_text}, and {decision.reason}", Outcome.FAILURE)
 
 
 def submissions_without_attempt(records: Sequence[dict[str, Any]]) -> int:

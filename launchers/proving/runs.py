@@ -111,10 +111,10 @@ def _check(ending: Ending, run: RunDir, name: str, messages: list[str]) -> None:
     if ending.code == EXIT_USER:
         raise UserError(f"the {name} run: {ending.cause}")
     if ending.code == EXIT_PREEMPTED:
-        raise Preempted(f"stopped: {ending.why or ending.cause}")
+        raise Preempted(f"stopped: {ending.reason or ending.cause}")
     if ending.code == EXIT_FAILURE:
         log = "\n".join(last_lines(run.log(0, 0), 8))
-        message = f"the {name} run failed: {ending.cause}; {ending.why}; its logs are in {run.root / 'logs'}"
+        message = f"the {name} run failed: {ending.cause}; {ending.reason}; its logs are in {run.root / 'logs'}"
         raise OrtflowError("\n".join([message, *messages[-1:], log]))
 
 

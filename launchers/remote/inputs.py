@@ -33,7 +33,7 @@ class Named:
     """Dotted."""
     text: str
     """As written there."""
-    here: Path
+    local_path: Path
     """Resolved from the run file's folder."""
 
     @property
@@ -98,15 +98,15 @@ def named(spec: RunSpec, folder: Path) -> list[Named]:
 def item(named_input: Named) -> Item:
     """The files at a path: a file, with the weights that an ONNX file keeps beside it; or all files of a folder."""
     try:
-        if named_input.here.is_dir():
-            files = dict(_in_folder(named_input.here))
+        if named_input.local_path.is_dir():
+            files = dict(_in_folder(named_input.local_path))
             if not files:
-                raise UserError(f"the folder {named_input.here} is empty", where=named_input.key)
+                raise UserError(f"the folder {named_input.local_path} is empty", where=named_input.key)
             return Item(files)
-        data_files = external_data(named_input.here) if named_input.key.startswith("model.") else []
+        data_files = external_data(named_input.local_path) if named_input.key.startswith("model.") else []
         return Item(
-            {name: named_input.here.parent / name for name in (named_input.here.name, *data_files)},
-            named_input.here.name,
+            {name: named_input.local_path.parent / name for name in (named_input.local_path.name, *data_files)},
+            named_input.local_path.name,
         )
     except OSError as error:
         raise UserError(f"{error.filename} cannot be read: {error.strerror}", where=named_input.key) from error

@@ -38,9 +38,9 @@ class RemoteState:
 
     lacking: list[str]
     """Names of packages."""
-    whole: list[bool]
+    folders_complete: list[bool]
     """For each requested folder, whether it is there with all its files."""
-    there: list[bool]
+    paths_exist: list[bool]
     """For each requested path, whether it is there."""
 
 

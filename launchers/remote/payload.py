@@ -39,7 +39,7 @@ class Payload:
     """Its path there, relative to the login's folder."""
     parcels: list[Parcel]
     """What is copied from here; the run file is the last."""
-    kept: list[Parcel]
+    preparation: list[Parcel]
     """The run file with what `prepare` needs, for an existing folder: inputs are made beside it."""
 
     def overrides(self) -> list[str]:
@@ -62,7 +62,7 @@ def pack(spec: RunSpec, file: Path, login: Login, remote_paths: Sequence[str]) -
     for named_input in named(spec, folder):
         if named_input.text in remote_paths and not named_input.relative:
             continue
-        if named_input.here.exists():
+        if named_input.local_path.exists():
             input_item = item(named_input)
             parcels.append(Parcel(named_input.key, input_item, login.input_folder(input_item.digest())))
         elif named_input.relative and spec.prepare:
@@ -71,7 +71,7 @@ def pack(spec: RunSpec, file: Path, login: Login, remote_paths: Sequence[str]) -
             raise UserError(
                 f"there is no file {named_input.text} here"
                 + ("" if named_input.relative else f", and none on {login.host}")
-                + (f" (searched {named_input.here})" if named_input.relative else ""),
+                + (f" (searched {named_input.local_path})" if named_input.relative else ""),
                 where=named_input.key,
                 fix="correct the path; write the path of a file on the cluster from / or ~",
             )
@@ -99,11 +99,13 @@ def send(payload: Payload, login: Login, *, only_run_file: bool = False) -> None
     parcels = [parcel for parcel in payload.parcels if not (only_run_file and parcel.key)]
     state = login.probe(folders=[(parcel.folder, parcel.item.sizes) for parcel in parcels])
     for parcel in {
-        parcel.folder: parcel for parcel, is_complete in zip(parcels, state.whole, strict=True) if not is_complete
+        parcel.folder: parcel
+        for parcel, is_complete in zip(parcels, state.folders_complete, strict=True)
+        if not is_complete
     }.values():
         size = sum(parcel.item.sizes.values())
         if size >= TELL:
             print(f"copying {parcel.key}, {size / 2**20:,.0f} MiB, to {login.host}", file=sys.stderr)
         login.take(parcel.folder, parcel.item.sizes, parcel.item.write_tar)
-    for parcel in payload.kept:
+    for parcel in payload.preparation:
         login.take(parcel.folder, parcel.item.sizes, parcel.item.write_tar, into=True)

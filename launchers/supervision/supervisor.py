@@ -165,11 +165,11 @@ class Supervisor:
         if not decision.again:
             end["given_up"] = True
         self._records.append(
-            **end, cause=self._job.lost, next="restart" if decision.again else "stop", why=decision.why,
+            **end, cause=self._job.lost, next="restart" if decision.again else "stop", why=decision.reason,
         )  # fmt: skip
         if not decision.again:
-            self._view.message(f"{self._job.lost}; giving up: {decision.why}")
-            self._notices.send("failed", f"{self._job.lost}; giving up: {decision.why}")
+            self._view.message(f"{self._job.lost}; giving up: {decision.reason}")
+            self._notices.send("failed", f"{self._job.lost}; giving up: {decision.reason}")
         return decision.again
 
     def _attempt(self, number: int) -> tuple[Outcome, Decision]:
@@ -233,11 +233,11 @@ class Supervisor:
         if cause.outcome is Outcome.PREEMPTED and not decision.again:
             # The sender of the request expects that the run can be started again.
             end["given_up"] = True
-            self._view.message(f"{cause.sentence}; giving up: {decision.why}")
+            self._view.message(f"{cause.sentence}; giving up: {decision.reason}")
         if decision.again and (obstacle := self._exclusion.obstacle()) is not None:
-            decision = Decision(False, why=f"no other node can take its place: {obstacle}")
+            decision = Decision(False, reason=f"no other node can take its place: {obstacle}")
         if stop_reason and decision.again and not self._comes_back:
-            decision = Decision(False, why=f"requested by {ASKED.get(stop_reason, stop_reason)}")
+            decision = Decision(False, reason=f"requested by {ASKED.get(stop_reason, stop_reason)}")
         self._records.append(
             **end,
             exit_code=cause.exit_code,
@@ -245,7 +245,7 @@ class Supervisor:
             rank=cause.rank,
             next="restart" if decision.again else "stop",
             pause=decision.pause,
-            why=decision.why,
+            why=decision.reason,
             asked=stop_reason,
             **out,
         )
@@ -257,13 +257,13 @@ class Supervisor:
         if decision.again:
             pause = f" in {decision.pause:g} s" if decision.pause else ""
             reason = "" if cause.outcome is Outcome.FAILURE else f"{cause.sentence}; "
-            self._view.message(f"{reason}restarting{pause} ({decision.why})")
+            self._view.message(f"{reason}restarting{pause} ({decision.reason})")
         self._notify(cause, decision, used(records), asked=bool(stop_reason), step=end["step"])
         return decision
 
     def _notify(self, cause: Cause, decision: Decision, total: Used, *, asked: bool, step: object) -> None:
         """Send the messages about the end of an attempt."""
-        text = cause.sentence if cause.outcome is Outcome.FINISHED else f"{cause.sentence}; {decision.why}"
+        text = cause.sentence if cause.outcome is Outcome.FINISHED else f"{cause.sentence}; {decision.reason}"
         kinds = kinds_after(cause.outcome, decision, total, self._job.restart, hung=cause.hung, asked=asked)
         for kind in kinds:
             self._notices.send(kind, text, step=step, restarts=decision.again)

@@ -128,12 +128,14 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     )
     login.require(packages, state.lacking)
     remember(host, used)
-    if not state.whole[0]:
+    if not state.folders_complete[0]:
         login.bring_code(code)
     if spec is None or file is None:
         return login.run(code, retyped(ctx))
     present_files = [
-        cluster_file.text for cluster_file, is_present in zip(cluster_files, state.there, strict=True) if is_present
+        cluster_file.text
+        for cluster_file, is_present in zip(cluster_files, state.paths_exist, strict=True)
+        if is_present
     ]
     payload = pack(spec, file, login, present_files)
     # Commands that only query read no inputs.

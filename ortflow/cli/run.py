@@ -104,7 +104,7 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     end = run_here(request, watch)
     if end.finished:
         print_how_to_train_longer(submission.run, name)
-    leave(end.code, end.cause, end.why, submission.run, name)
+    leave(end.code, end.cause, end.reason, submission.run, name)
 
 
 def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow: bool, counted: str = "") -> None:

@@ -252,7 +252,7 @@ def test_free_space_is_checked_for_all_ranks(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: files)
     lack = no_room(store, buffers, 3, index)
     assert isinstance(lack, OutOfDisk)
-    assert str(lack) == f"out of disk on {tmp_path / 'checkpoints'}, {lack.needed / 1e6:.1f} MB needed"
+    assert str(lack) == f"out of disk on {tmp_path / 'checkpoints'}, {lack.needed_bytes / 1e6:.1f} MB needed"
 
 
 def test_free_space_for_files_descriptions_and_records_in_whole_pages(
@@ -272,7 +272,7 @@ def test_free_space_for_files_descriptions_and_records_in_whole_pages(
     monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: needed - 1)
     lack = no_room(store, buffers, 2, index)
     assert isinstance(lack, OutOfDisk)
-    assert lack.needed == needed
+    assert lack.needed_bytes == needed
 
 
 def test_free_space_in_an_impossible_folder(tmp_path: Path) -> None:

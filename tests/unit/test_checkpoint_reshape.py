@@ -212,7 +212,7 @@ def test_a_disk_that_fills_up_meanwhile(
     save(store, 1, state(1, 100_000))
     with pytest.raises(OutOfDisk) as raised:
         reshape(store, 1, 2, DirectoryStore(small_disk / "new"))
-    assert raised.value.needed == 0, "it is not known"
+    assert raised.value.needed_bytes == 0, "it is not known"
     with pytest.raises(OutOfDisk, match=r", 0\.4 MB needed"):
         merge(store, 1, small_disk / "new.safetensors", moments=True)
     assert os.listdir(small_disk) == []

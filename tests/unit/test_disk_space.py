@@ -35,7 +35,7 @@ def test_what_is_a_full_disk() -> None:
 
 def test_a_full_disk_survives_pickling() -> None:
     lack = pickle.loads(pickle.dumps(OutOfDisk(Path("/data"), 7)))
-    assert (lack.path, lack.needed) == (Path("/data"), 7)
+    assert (lack.path, lack.needed_bytes) == (Path("/data"), 7)
 
 
 def test_a_notice_is_written_into_its_block(tmp_path: Path) -> None:

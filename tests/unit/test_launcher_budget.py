@@ -56,7 +56,7 @@ def test_decisions(outcome, counted, again, seconds) -> None:
     restart = Restart(failures=2, preemptions=1, backoff=Backoff(first=1.0, limit=60.0))
     found = decide(outcome, counted, restart)
     assert (found.again, found.pause) == (again, seconds)
-    assert found.why
+    assert found.reason
 
 
 def test_preemptions_have_no_limit_unless_given() -> None:
@@ -114,7 +114,7 @@ def test_attempts_without_a_step_end_a_run_that_is_always_preempted() -> None:
     assert decide(Outcome.PREEMPTED, Used(), Restart(), attempts_without_step(ends[:6])).again
     spent = decide(Outcome.PREEMPTED, Used(), Restart(), attempts_without_step(ends))
     assert not spent.again
-    assert "5 attempts in a row" in spent.why
+    assert "5 attempts in a row" in spent.reason
     renewed = [*ends, {"event": "submit", "new_budget": True}, ends[-1]]
     assert attempts_without_step(renewed) == 0
 
@@ -123,7 +123,7 @@ def test_a_time_limit_is_not_a_preemption() -> None:
     ends = [{**end(number, "preempted"), "counts": False} for number in range(3)]
     assert used([SUBMIT, *ends]) == Used()
     found = decide(Outcome.PREEMPTED, Used(preemptions=5), Restart(preemptions=1), counts=False)
-    assert (found.again, found.why) == (True, "that counts against no budget")
+    assert (found.again, found.reason) == (True, "that counts against no budget")
     assert not decide(Outcome.PREEMPTED, Used(), Restart(), MOST_WITHOUT_STEP, counts=False).again
 
 
@@ -131,8 +131,8 @@ def test_a_full_disk_costs_no_failure_and_has_a_limit() -> None:
     ends = [{**end(number, "failure"), "counts": False, "step": 7} for number in range(MOST_WITHOUT_STEP + 1)]
     assert used([SUBMIT, *ends, end(9, "failure")]) == Used(failures=1)
     found = decide(Outcome.FAILURE, Used(), Restart(failures=0), attempts_without_step(ends[:-1]), counts=False)
-    assert (found.again, found.why) == (True, "that counts against no budget")
+    assert (found.again, found.reason) == (True, "that counts against no budget")
     last = decide(Outcome.FAILURE, Used(), Restart(), attempts_without_step(ends), counts=False)
     assert not last.again
-    assert mentions(last.why, "5 attempts")
+    assert mentions(last.reason, "5 attempts")
     assert decide(Outcome.FAILURE, Used(failures=1), Restart(), MOST_WITHOUT_STEP).again, "a failure has its own budget"

@@ -75,9 +75,9 @@ def test_what_goes_along(file: Path) -> None:
 def test_names_follow_the_content(file: Path) -> None:
     one = Named("data.train.path", "../data/train", file.parent.parent / "data/train")
     before = item(one).digest()
-    os.utime(one.here / "0.arrow", (1, 1))
+    os.utime(one.local_path / "0.arrow", (1, 1))
     assert item(one).digest() == before
-    (one.here / "0.arrow").write_text("0.arroW")
+    (one.local_path / "0.arrow").write_text("0.arroW")
     assert item(one).digest() != before
 
 
@@ -118,11 +118,11 @@ def test_what_is_prepared_on_the_host(file: Path, capsys: pytest.CaptureFixture[
     changes = ["data.train.path=made.arrow", "prepare=[python, make.py]"]
     payload = pack(load_run_file(file, changes), file, LOGIN, [])
     assert [one.key for one in payload.parcels] == ["model.path"]
-    assert sorted(payload.kept[0].item.files) == ["helper.py", "make.py", "run.yaml"]
+    assert sorted(payload.preparation[0].item.files) == ["helper.py", "make.py", "run.yaml"]
     assert mentions(capsys.readouterr().err, "made.arrow", "`prepare`", "login", "helper.py, make.py")
     with file.open("a") as text:
         text.write("\n")
-    assert pack(load_run_file(file, changes), file, LOGIN, []).kept[0].folder == payload.kept[0].folder
+    assert pack(load_run_file(file, changes), file, LOGIN, []).preparation[0].folder == payload.preparation[0].folder
 
 
 def there(wish: dict[str, Any], files: Item | None = None, cut: int | None = None) -> dict[str, Any]:
@@ -233,7 +233,7 @@ def test_graphs_of_metrics_and_teachers_are_copied_and_named(file: Path) -> None
     for name in ("t.onnx", "m.onnx"):
         (file.parent / name).write_bytes(b"")
     found = {one.key: one for one in named(load_run_file(file), file.parent)}
-    assert found["model.loss.teacher"].here == file.parent / "t.onnx"
+    assert found["model.loss.teacher"].local_path == file.parent / "t.onnx"
     assert item(found["model.metrics.0.path"]).files == {"m.onnx": file.parent / "m.onnx"}
     there = load_run_file(file, ["model.metrics.0.path=/there/m.onnx"])
     assert there.model is not None

@@ -35,26 +35,26 @@ def gate(ranks: Communicator, device: Device, place: Place, cores: int, events: 
     """
     ranks.barrier()
     begun = time.perf_counter()
-    more: dict[str, float] = {}
+    device_figures: dict[str, float] = {}
     if device.kind == "cuda":
         from ortflow.workflow.preflight.gpu import gpu_figures
 
-        more = gpu_figures(device)
-    nodes, together = best_measure(ranks, node_of(place, os.environ), cores, more)
-    why = None if nodes is None else conclude(events, nodes, together, time.perf_counter() - begun)
-    why = ranks.broadcast_object(why)
-    if why is not None:
-        raise SlowNodes(why)
+        device_figures = gpu_figures(device)
+    nodes, together = best_measure(ranks, node_of(place, os.environ), cores, device_figures)
+    reason = None if nodes is None else conclude(events, nodes, together, time.perf_counter() - begun)
+    reason = ranks.broadcast_object(reason)
+    if reason is not None:
+        raise SlowNodes(reason)
 
 
 def best_measure(
-    ranks: Communicator, node: str, cores: int, more: Mapping[str, float] = MappingProxyType({})
+    ranks: Communicator, node: str, cores: int, device_figures: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[dict[str, dict[str, float]] | None, float | None]:
     """The same as `measure`, whose best figures count: it measures again while a node is slow. Collective."""
     best: dict[str, dict[str, float]] = {}
     again, rounds = True, 0
     while again:
-        nodes, together = measure(ranks, node, cores, more)
+        nodes, together = measure(ranks, node, cores, device_figures)
         rounds += 1
         if nodes is not None:
             best = best_of(best, nodes)
@@ -64,7 +64,7 @@ def best_measure(
 
 
 def measure(
-    ranks: Communicator, node: str, cores: int, further: Mapping[str, float] = MappingProxyType({})
+    ranks: Communicator, node: str, cores: int, device_figures: Mapping[str, float] = MappingProxyType({})
 ) -> tuple[dict[str, dict[str, float]] | None, float | None]:
     """The figures of all nodes, on rank 0, and MB/s of a sum over all ranks. Collective.
 
@@ -76,11 +76,11 @@ def measure(
         The name of this rank's node.
     cores
         Cores of this rank.
-    further
-        Further figures of this rank.
+    device_figures
+        Figures of this rank's device, if it is a GPU.
     """
     gathered = ranks.broadcast_object(ranks.gather(node))
-    figures = {**own_figures(cores), **further}
+    figures = {**own_figures(cores), **device_figures}
     firsts = [gathered.index(name) for name in dict.fromkeys(gathered)]
     links = link_rates(ranks, firsts)
     together = sum_rate(ranks)

@@ -34,7 +34,7 @@ def parse_duration(text: str) -> Duration:
     if match is None:
         fix = "write a number with a unit, such as 500 steps, 2 epochs, 100_000 samples or 2e9 tokens"
         raise UserError(f"{text!r} is not a duration", fix=fix)
-    amount, unit = Fraction(match[1].replace("_", "")), UNITS[[each[:-1] for each in UNITS].index(match[2])]
+    amount, unit = Fraction(match[1].replace("_", "")), UNITS[[plural[:-1] for plural in UNITS].index(match[2])]
     if amount == 0:
         raise UserError(f"{text!r} is not above 0", fix="write a duration such as 500 steps")
     if unit == "steps" and amount.denominator != 1:

@@ -146,20 +146,20 @@ class EventLog:
         `to_save`: those after the save of `step`, whatever their number: programs count their steps as they like.
         """
         start = line_of_save(self.path, step) if to_save else None
-        found = find_lost(self.path, step, start)
-        if found.damaged or found.newest is not None:
+        lost_steps = find_lost(self.path, step, start)
+        if lost_steps.damaged or lost_steps.newest is not None:
             self._file.close()
             try:
                 discard_lost(self.path, step, start)
             finally:
                 self._file.reopen()
-        if found.newest is not None:
-            more = {"to_save": True} if to_save else {}
+        if lost_steps.newest is not None:
+            fields = {"to_save": True} if to_save else {}
             self.write(
-                "rewind", from_step=max(found.newest, step + 1), to_step=step, seconds=found.seconds,
-                spans=[[attempt, *span] for attempt, span in found.spans.items()], **more,
+                "rewind", from_step=max(lost_steps.newest, step + 1), to_step=step, seconds=lost_steps.seconds,
+                spans=[[attempt, *span] for attempt, span in lost_steps.spans.items()], **fields,
             )  # fmt: skip
-        if message := damage_message(self.path, found.damaged, aside=True):
+        if message := damage_message(self.path, lost_steps.damaged, aside=True):
             warn(self, message)
 
     def close(self) -> None:
@@ -190,13 +190,13 @@ def line_of_save(path: Path, step: int) -> int | None:
     """Number of the line with which the newest save of `step` began; 0 for step 0; None if there is none."""
     if step == 0:
         return 0
-    found = None
+    save_line = None
     for number, line in enumerate(lines_of(path), 1):
         if b'"checkpoint_start"' in line:
             record = parse(line, EVENTS)
             if record is not None and record["event"] == "checkpoint_start" and record["step"] == step:
-                found = number
-    return found
+                save_line = number
+    return save_line
 
 
 def find_lost(path: Path, step: int, start: int | None = None) -> Lost:

@@ -29,7 +29,7 @@ def hashes_of(folder: Path) -> dict[str, str]:
 
 def damage(folder: Path, hashes: Mapping[str, str]) -> str | None:
     """Describe the first file that differs from the record; None if all are unchanged."""
-    if not hashes or not all(_HASH.fullmatch(one) for one in hashes.values()):
+    if not hashes or not all(_HASH.fullmatch(entry) for entry in hashes.values()):
         return f"there is not a valid record of the files in {folder}"
     for name, expected in hashes.items():
         try:

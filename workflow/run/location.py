@@ -22,12 +22,12 @@ class Location:
     def intact(self) -> bool:
         """Whether the path still names the directory; True if that cannot be determined."""
         try:
-            named = os.stat(self.root)
+            status = os.stat(self.root)
         except (FileNotFoundError, NotADirectoryError):
             return sys.platform != "linux"
         except OSError:
             return True
-        if os.path.samestat(named, os.fstat(self._descriptor)):
+        if os.path.samestat(status, os.fstat(self._descriptor)):
             return True
         # FUSE file systems may number a directory anew at each look-up. The kernel then still knows it by its path.
         try:
@@ -56,7 +56,7 @@ class Location:
     def inside(self, path: Path) -> Path | None:
         """A path relative to the directory, also if links lead there; None if it is outside."""
         return next(
-            (one.relative_to(self.root) for one in (path, path.resolve()) if one.is_relative_to(self.root)), None
+            (place.relative_to(self.root) for place in (path, path.resolve()) if place.is_relative_to(self.root)), None
         )
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ class Pace:
 
     before: Mapping[Unit, Fraction]
     """What has passed before the step, from the origin of this pace."""
-    each: Mapping[Unit, Fraction]
+    per_step: Mapping[Unit, Fraction]
     """What a step takes."""
 
     @property
@@ -33,15 +33,15 @@ class Pace:
         Raises KeyError if the unit is not known.
         """
         rest = duration.amount - self.before[duration.unit]
-        return self.before["steps"] + rest / self.each[duration.unit]
+        return self.before["steps"] + rest / self.per_step[duration.unit]
 
     def next(self) -> Pace:
         """The pace after the step."""
-        return Pace({unit: self.before[unit] + each for unit, each in self.each.items()}, self.each)
+        return Pace({unit: self.before[unit] + per_step for unit, per_step in self.per_step.items()}, self.per_step)
 
     def length(self, duration: Duration) -> Fraction:
         """The number of steps that a duration takes."""
-        return duration.amount / self.each[duration.unit]
+        return duration.amount / self.per_step[duration.unit]
 
     def periods(self, duration: Duration) -> Fraction:
         """How many times a duration has passed before the step."""
@@ -54,9 +54,9 @@ class Pace:
     def since(self, duration: Duration) -> Pace:
         """The pace with its origin at the end of a duration."""
         since = self.before["steps"] - self.steps(duration)
-        before = {unit: since * each for unit, each in self.each.items()}
+        before = {unit: since * per_step for unit, per_step in self.per_step.items()}
         before[duration.unit] = self.before[duration.unit] - duration.amount
-        return Pace(before, self.each)
+        return Pace(before, self.per_step)
 
 
 def pace_of_steps(step: int) -> Pace:
@@ -90,12 +90,12 @@ def pace_of_run(
         "epochs": epoch + within,
         "samples": Fraction(epoch * used + sample),
     }
-    each: dict[Unit, Fraction] = {
+    per_step: dict[Unit, Fraction] = {
         "steps": Fraction(1),
         "epochs": Fraction(1, steps_per_epoch),
         "samples": Fraction(global_batch),
     }
     if tokens_per_sample is not None:
         before["tokens"] = before["samples"] * tokens_per_sample
-        each["tokens"] = each["samples"] * tokens_per_sample
-    return Pace(before, each)
+        per_step["tokens"] = per_step["samples"] * tokens_per_sample
+    return Pace(before, per_step)

@@ -61,12 +61,12 @@ def attempts(root: Path) -> list[Path]:
 
 def records(folder: Path) -> dict[int, list[dict[str, Any]]]:
     """The records of all ranks; a line that was cut off by the end of its process is left out. Raises OSError."""
-    found = {}
+    lines_by_rank = {}
     for entry in os.scandir(folder):
-        named = _RANK.fullmatch(entry.name)
-        if named:
-            found[int(named.group(1))] = list(_lines(read_whole(entry.path, LARGEST).splitlines()))
-    return dict(sorted(found.items()))
+        match = _RANK.fullmatch(entry.name)
+        if match:
+            lines_by_rank[int(match.group(1))] = list(_lines(read_whole(entry.path, LARGEST).splitlines()))
+    return dict(sorted(lines_by_rank.items()))
 
 
 def _lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
@@ -143,8 +143,8 @@ def _events(folder: Path) -> Iterator[dict[str, Any]]:
     for rank, lines in by_rank.items():
         window = windows[rank]
         later = window["origin"] - first if "origin" in window else 0.0
-        named = {"name": f"rank {rank} on {window.get('host', 'an unknown node')}"}
-        yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": named}
+        arguments = {"name": f"rank {rank} on {window.get('host', 'an unknown node')}"}
+        yield {"ph": "M", "name": "process_name", "pid": rank, "tid": 0, "args": arguments}
         yield {"ph": "M", "name": "process_sort_index", "pid": rank, "tid": 0, "args": {"sort_index": rank}}
         for tid, lane in enumerate(LANES):
             yield {"ph": "M", "name": "thread_name", "pid": rank, "tid": tid, "args": {"name": lane}}
@@ -173,8 +173,8 @@ def _whole(file: gzip.GzipFile) -> Iterator[bytes]:
 
 
 def _event(rank: int, tid: int, line: Mapping[str, Any]) -> dict[str, Any]:
-    more = {key: value for key, value in line.items() if key not in ("kind", "lane", "name", "start", "seconds")}
+    arguments = {key: value for key, value in line.items() if key not in ("kind", "lane", "name", "start", "seconds")}
     return {
         "ph": "X", "name": line["name"], "cat": LANES[tid], "pid": rank, "tid": tid,
-        "ts": round(max(0.0, 1e6 * line["start"]), 3), "dur": round(1e6 * line["seconds"], 3), "args": more,
+        "ts": round(max(0.0, 1e6 * line["start"]), 3), "dur": round(1e6 * line["seconds"], 3), "args": arguments,
     }  # fmt: skip

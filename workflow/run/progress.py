@@ -66,12 +66,12 @@ class Progress:
         missing = [name for name in REQUIRED if name not in record]
         if missing:
             raise ValueError(f"lacks progress.{missing[0]}")
-        types = {each.name: str(each.type) for each in fields(cls)}
-        known = {name: value for name, value in record.items() if name in types}
-        for name, value in known.items():
+        types = {entry.name: str(entry.type) for entry in fields(cls)}
+        values = {name: value for name, value in record.items() if name in types}
+        for name, value in values.items():
             if not _is(types[name], value):
                 raise ValueError(f"has {value!r} for progress.{name}")
-        return cls(**known)
+        return cls(**values)
 
 
 def _is(declared: str, value: Any) -> bool:

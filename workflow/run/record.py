@@ -124,11 +124,11 @@ def rewrite(path: Path, keep: Callable[[int, bytes], bytes | None]) -> None:
 
     with replacing(path) as file:
         for number, line in enumerate(lines_of(path), 1):
-            kept = keep(number, line)
-            if kept is None:
+            replacement = keep(number, line)
+            if replacement is None:
                 _append(path.with_name(f"{path.name}.damaged"), line + b"\n")
-            elif kept:
-                file.write(kept + b"\n")
+            elif replacement:
+                file.write(replacement + b"\n")
 
 
 def _append(path: Path, data: bytes) -> None:

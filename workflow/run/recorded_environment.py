@@ -54,11 +54,11 @@ def merged(records: Iterable[Mapping[str, str]]) -> dict[str, str]:
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
     """The entries that differ; entries that one of the two lacks are ignored."""
     names = [name for name in before if name in now and name != ASKED]
-    found = [Difference(name, before[name], now[name]) for name in names]
-    changed = [difference for difference in found if difference.before != difference.now]
+    pairs = [Difference(name, before[name], now[name]) for name in names]
+    changed = [difference for difference in pairs if difference.before != difference.now]
     # Other kernels, and kernels for another processor, are in another library.
-    others = {difference.name for difference in changed} & {"kernels", "instructions"}
-    return [difference for difference in changed if difference.name != "library" or not others]
+    kernel_changes = {difference.name for difference in changed} & {"kernels", "instructions"}
+    return [difference for difference in changed if difference.name != "library" or not kernel_changes]
 
 
 def breaking(before: Mapping[str, str], now: Mapping[str, str], *, same_ranks: bool) -> list[Difference]:
@@ -66,8 +66,8 @@ def breaking(before: Mapping[str, str], now: Mapping[str, str], *, same_ranks: b
 
     With as many ranks, a curve continues bit-identically. Another training graph changes more than rounding.
     """
-    wanted = {"kernels"} if before.get(ASKED) != now.get(ASKED) else set()
-    spared = {*PLACE, *wanted, LAYOUT}
+    intended_changes = {"kernels"} if before.get(ASKED) != now.get(ASKED) else set()
+    spared = {*PLACE, *intended_changes, LAYOUT}
     return [
         difference
         for difference in differences(before, now)

@@ -157,11 +157,11 @@ def append_json_line(path: Path, record: dict[str, Any]) -> None:
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
             # An incomplete line, left by a power failure or a full disk, must not become the start of this one.
             line = b"\n" + line
-        written = os.write(descriptor, line)
-        if written != len(line):
-            whole = os.fstat(descriptor).st_size - written
-            os.ftruncate(descriptor, whole)
-            raise short_write(path, whole + len(line))
+        written_bytes = os.write(descriptor, line)
+        if written_bytes != len(line):
+            start = os.fstat(descriptor).st_size - written_bytes
+            os.ftruncate(descriptor, start)
+            raise short_write(path, start + len(line))
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
     finally:

@@ -25,10 +25,10 @@ Row = tuple[float, int, tuple[float, ...]]
 
 def records(names: tuple[str, ...], rows: Sequence[Row]) -> list[bytes]:
     """One framed record for each row, in order; values beyond fp32 become infinite."""
-    made = []
+    frames = []
     for length, group in groupby(rows, key=lambda row: len(_varint(row[1]))):
-        made += _of_one_length(names, length, list(group))
-    return made
+        frames += _of_one_length(names, length, list(group))
+    return frames
 
 
 def _of_one_length(names: tuple[str, ...], step_length: int, rows: Sequence[Row]) -> list[bytes]:
@@ -74,12 +74,12 @@ def _layout(names: tuple[str, ...], step_length: int) -> tuple[dict[str, bytes],
 
 def _varint(number: int) -> bytes:
     """The encoding of a number of at least 0."""
-    made = bytearray()
+    encoding = bytearray()
     while number > 0x7F:
-        made.append(number & 0x7F | 0x80)
+        encoding.append(number & 0x7F | 0x80)
         number >>= 7
-    made.append(number)
-    return bytes(made)
+    encoding.append(number)
+    return bytes(encoding)
 
 
 def _checksums(content: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint32]:

@@ -11,14 +11,14 @@ from ortflow.workflow.runtime_check.remember import runtime_here
 def main() -> None:
     """Check and print."""
     try:
-        found = runtime_here(afresh=True)
+        runtime = runtime_here(afresh=True)
     except UserError as error:
         print(json.dumps({"fault": error.what, "fix": error.fix}))
         return
-    settings = found.outcome.settings
+    settings = runtime.outcome.settings
     print(json.dumps({
-        "package": found.package, "version": found.version, "seconds": found.seconds, "settings": str(settings),
-        "faults": dict(found.outcome.faults),
+        "package": runtime.package, "version": runtime.version, "seconds": runtime.seconds, "settings": str(settings),
+        "faults": dict(runtime.outcome.faults),
     }))  # fmt: skip
 
 

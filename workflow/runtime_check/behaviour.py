@@ -45,9 +45,9 @@ def _bound(sessions: Sessions, model: onnx.ModelProto, memory: Mapping[str, Arra
 def _order(sessions: Sessions) -> str | None:
     """Two independent nodes, one writing where the other reads: they must run in the listed order."""
     for order in ((0, 1), (1, 0)):
-        both = (node("Neg", "x", "a"), node("Add", "x x", "b"))
+        nodes = (node("Neg", "x", "a"), node("Add", "x x", "b"))
         values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [_COUNT]) for name in "xab"]
-        graph = helper.make_graph([both[i] for i in order], "order", values[:1], values[1:])
+        graph = helper.make_graph([nodes[i] for i in order], "order", values[:1], values[1:])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", OPSET)], ir_version=8)
         x = normal(90, _COUNT)
         exact = -x if order == (0, 1) else -2 * x

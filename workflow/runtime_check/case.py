@@ -57,10 +57,10 @@ class Case:
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
         return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
-    def fault(self, found: Mapping[str, Array]) -> str | None:
+    def fault(self, results: Mapping[str, Array]) -> str | None:
         """How far the outputs are off, in a few words; None if they are correct."""
         for name, expected in self.expected.items():
-            values = np.asarray(found[name], np.float64)
+            values = np.asarray(results[name], np.float64)
             if values.shape != expected.shape:
                 return f"a result of shape {list(values.shape)} for {list(expected.shape)}"
             if not np.array_equal(np.isfinite(values), np.isfinite(expected)):

@@ -70,9 +70,9 @@ def report_gpus(ranks: int = 1) -> dict[str, Any]:
 
 
 def _with_health(gpu: Gpu, nvml: Nvml | None, users: Mapping[str, int]) -> dict[str, Any]:
-    reported: dict[str, Any] = {"name": gpu.name, "capability": gpu.capability, "free": gpu.free, "total": gpu.total}
-    reported["processes"] = users.get(gpu.uuid, 0)
-    return reported | (nvml.health(gpu.uuid) if nvml is not None else {})
+    entry: dict[str, Any] = {"name": gpu.name, "capability": gpu.capability, "free": gpu.free, "total": gpu.total}
+    entry["processes"] = users.get(gpu.uuid, 0)
+    return entry | (nvml.health(gpu.uuid) if nvml is not None else {})
 
 
 def _tried(cuda: Runtime, gpu: Gpu, nvml: Nvml | None) -> dict[str, Any]:
@@ -81,9 +81,9 @@ def _tried(cuda: Runtime, gpu: Gpu, nvml: Nvml | None) -> dict[str, Any]:
         device = CudaDevice(cuda, gpu)
         if nvml is None:
             return {"fp32": product(device, "float32"), "fp16": product(device, "float16")}
-        with nvml.watched(gpu.uuid) as seen:
+        with nvml.watched(gpu.uuid) as slowdowns:
             speeds = {"fp32": product(device, "float32"), "fp16": product(device, "float16")}
-        return {**speeds, "slowed": seen[0]}
+        return {**speeds, "slowed": slowdowns[0]}
     except OrtflowError as error:
         return {"error": str(error)}
 
@@ -117,9 +117,9 @@ def product(device: CudaDevice, kind: str) -> float:
         binding.run()
         device.synchronize()
         seconds.append(time.perf_counter() - start)
-    found = c.slice(0, CHECKED * width).read().reshape(CHECKED, width)[:, :CHECKED].astype(np.float64)
-    right = a[:CHECKED].astype(np.float64) @ b[:, :CHECKED].astype(np.float64)
-    apart = float((np.abs(found - right) / width**0.5).max())
+    gpu_part = c.slice(0, CHECKED * width).read().reshape(CHECKED, width)[:, :CHECKED].astype(np.float64)
+    cpu_part = a[:CHECKED].astype(np.float64) @ b[:, :CHECKED].astype(np.float64)
+    apart = float((np.abs(gpu_part - cpu_part) / width**0.5).max())
     if not apart <= TOLERANCE[kind]:
         raise OrtflowError(f"a matrix product in {kind} on {device.name} is wrong by {apart:.2g}")
     return 2 * width**3 / statistics.median(seconds)

@@ -69,13 +69,13 @@ def _set(buffer: CudaBuffer, number: float) -> None:
         part.write(np.full(part.count, number, np.float32))
 
 
-def _check(buffers: Sequence[CudaBuffer], wanted: float) -> None:
+def _check(buffers: Sequence[CudaBuffer], expected: float) -> None:
     for number, buffer in enumerate(buffers):
         for part in _parts(buffer):
-            found = part.read()
-            if not bool((found == wanted).all()):
+            values = part.read()
+            if not bool((values == expected).all()):
                 raise OrtflowError(
-                    f"a sum over {len(buffers)} GPUs is wrong on number {number}: {found[0]}, not {wanted}"
+                    f"a sum over {len(buffers)} GPUs is wrong on number {number}: {values[0]}, not {expected}"
                 )
 
 

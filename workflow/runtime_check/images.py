@@ -74,12 +74,12 @@ def _poolings() -> Iterator[Case]:
     x = normal(28, 2, 3, 9, 9) - 3
     kernel, strides = [3, 3], [2, 2]
     options = {"kernel_shape": kernel, "strides": strides}
-    seen = windows(x, kernel, pads=[1] * 4, strides=strides)
+    patches = windows(x, kernel, pads=[1] * 4, strides=strides)
     pads = {"around": ints(0, 0, 1, 1, 0, 0, 1, 1), "zero": np.float32(0)}
     for operator, reduce in (("MaxPool", np.max), ("AveragePool", np.mean)):
         nodes = [node("Pad", "x around zero", "p"), node(operator, "p", "y", pads=[0] * 4, **options)]
         yield Case(
-            f"{operator} of an image padded with zeros", nodes, {"x": x}, {"y": pooled(seen, 2, reduce)}, {},
+            f"{operator} of an image padded with zeros", nodes, {"x": x}, {"y": pooled(patches, 2, reduce)}, {},
             pads, optimizers=("Pad_Fusion",),
         )  # fmt: skip
     lowest = windows(x, kernel, pads=[1] * 4, strides=strides, fill=-np.inf)
@@ -87,10 +87,10 @@ def _poolings() -> Iterator[Case]:
     yield Case("MaxPool with pads", [largest], {"x": x}, {"y": pooled(lowest, 2, np.max)})
     # A window that extends beyond the padding counts only the elements inside it.
     x = normal(29, 2, 3, 8, 8)
-    seen = windows(x, kernel, pads=[1, 1, 2, 2], strides=strides)
+    patches = windows(x, kernel, pads=[1, 1, 2, 2], strides=strides)
     inside = windows(np.ones((1, 1, 10, 10)), kernel, pads=[0, 0, 1, 1], strides=strides)
     average = node("AveragePool", "x", "y", pads=[1] * 4, ceil_mode=1, count_include_pad=1, **options)
-    expected = pooled(seen, 2, np.sum) / pooled(inside, 2, np.sum)
+    expected = pooled(patches, 2, np.sum) / pooled(inside, 2, np.sum)
     yield Case("AveragePool with ceil_mode that counts its pads", [average], {"x": x}, {"y": expected})
 
 

@@ -43,9 +43,9 @@ def _gathers() -> Iterator[Case]:
     pairs = np.array([[[0, 1], [-1, 2]], [[3, -1], [1, 0]]], np.int64)
     y = wide[pairs[..., 0], pairs[..., 1]]
     yield Case("GatherND", [node("GatherND", "x pairs", "y")], {"x": x, "pairs": pairs}, {"y": y})
-    each = np.random.default_rng(73).integers(-3, 3, (4, 5, 2))
-    y = np.take_along_axis(wide, each, 2)
-    yield Case("GatherElements", [node("GatherElements", "x each", "y", axis=2)], {"x": x, "each": each}, {"y": y})
+    positions = np.random.default_rng(73).integers(-3, 3, (4, 5, 2))
+    y = np.take_along_axis(wide, positions, 2)
+    yield Case("GatherElements", [node("GatherElements", "x each", "y", axis=2)], {"x": x, "each": positions}, {"y": y})
     values = np.array([[3, 1, 3, 2], [0, 5, 4, 5]], np.float32)
     top = node("TopK", "x k", "y places", axis=-1)
     order = np.argsort(-values, axis=-1, kind="stable")[:, :3]

@@ -18,8 +18,8 @@ def cases() -> Iterator[Case]:
     for operator, gates, cell in (("LSTM", 4, _lstm), ("GRU", 3, _gru)):
         w, r = normal(81, 2, gates * _HIDDEN, _WIDTH), normal(82, 2, gates * _HIDDEN, _HIDDEN)
         b = normal(83, 2, 2 * gates * _HIDDEN)
-        more = {"linear_before_reset": 1} if operator == "GRU" else {}
-        run = node(operator, "x w r b", "y", hidden_size=_HIDDEN, direction="bidirectional", **more)
+        attributes = {"linear_before_reset": 1} if operator == "GRU" else {}
+        run = node(operator, "x w r b", "y", hidden_size=_HIDDEN, direction="bidirectional", **attributes)
         ways = [cell(x[:: 1 - 2 * d], w[d], r[d], b[d])[:: 1 - 2 * d] for d in (0, 1)]
         expected = np.stack(ways, axis=1)
         yield Case(f"{operator} in both directions", [run], {"x": x}, {"y": expected}, {"w": w, "r": r, "b": b})
@@ -36,8 +36,8 @@ def _lstm(x: Array, w: Array, r: Array, b: Array) -> Array:
     half = len(b) // 2
     h = c = np.zeros((x.shape[1], r.shape[1]))
     values = []
-    for each in x:
-        i, o, f, g = np.split(each @ w.T + h @ r.T + b[:half] + b[half:], 4, axis=1)
+    for step_input in x:
+        i, o, f, g = np.split(step_input @ w.T + h @ r.T + b[:half] + b[half:], 4, axis=1)
         c = _sigmoid(f) * c + _sigmoid(i) * np.tanh(g)
         h = _sigmoid(o) * np.tanh(c)
         values.append(h)
@@ -50,8 +50,8 @@ def _gru(x: Array, w: Array, r: Array, b: Array) -> Array:
     half = len(b) // 2
     h = np.zeros((x.shape[1], r.shape[1]))
     values = []
-    for each in x:
-        wz, wr, wh = np.split(each @ w.T + b[:half], 3, axis=1)
+    for step_input in x:
+        wz, wr, wh = np.split(step_input @ w.T + b[:half], 3, axis=1)
         rz, rr, rh = np.split(h @ r.T + b[half:], 3, axis=1)
         z = _sigmoid(wz + rz)
         h = (1 - z) * np.tanh(wh + _sigmoid(wr + rr) * rh) + z * h

@@ -99,6 +99,6 @@ def _elements() -> Iterator[Case]:
     for operator, expected in limits.items():
         yield Case(f"{operator} of large values", [node(operator, "x", "y")], {"x": far}, {"y": expected})
     nodes = [node("Log", "x", "l"), node("Greater", "x zero", "above"), node("Where", "above l zero", "y")]
-    some = np.array([[-1, 0, 1, 2]], np.float32)
-    chosen = np.log(np.maximum(some.astype(np.float64), 1))
-    yield Case("Where on NaN and infinity", nodes, {"x": some}, {"y": chosen}, {}, {"zero": np.float32(0)})
+    values = np.array([[-1, 0, 1, 2]], np.float32)
+    logarithms = np.log(np.maximum(values.astype(np.float64), 1))
+    yield Case("Where on NaN and infinity", nodes, {"x": values}, {"y": logarithms}, {}, {"zero": np.float32(0)})

@@ -44,14 +44,14 @@ def verify(table: Iterable[Need], opened: Open = open_sessions) -> Outcome:
     faults = {need.need: fault for need, fault in first}
     if not first:
         return Outcome(DEFAULTS)
-    named = tuple(sorted({name for need, _ in first for name in need.optimizers}))
-    left = first
-    for settings in (*([Settings(named)] if named else []), Settings(optimised=False)):
+    rewrites = tuple(sorted({name for need, _ in first for name in need.optimizers}))
+    remaining_faults = first
+    for settings in (*([Settings(rewrites)] if rewrites else []), Settings(optimised=False)):
         # Run all of it again: disabling a rewrite for one case may break another.
-        left = _faults(table, opened(settings))
-        if not left:
+        remaining_faults = _faults(table, opened(settings))
+        if not remaining_faults:
             return Outcome(settings, faults)
-    wrong = "; ".join(f"{need.need} ({fault})" for need, fault in left)
+    wrong = "; ".join(f"{need.need} ({fault})" for need, fault in remaining_faults)
     package, version = installed_runtime(), onnxruntime.__version__
     raise UserError(
         f"{package} {version} computes wrong results on this machine: {wrong}",
@@ -61,8 +61,8 @@ def verify(table: Iterable[Need], opened: Open = open_sessions) -> Outcome:
 
 
 def _faults(table: Iterable[Need], sessions: Sessions) -> list[tuple[Need, str]]:
-    found = [(need, fault(need, sessions)) for need in table]
-    return [(need, wrong) for need, wrong in found if wrong is not None]
+    results = [(need, fault(need, sessions)) for need in table]
+    return [(need, wrong) for need, wrong in results if wrong is not None]
 
 
 def fault(need: Need, sessions: Sessions) -> str | None:

@@ -23,12 +23,12 @@ def windows(
     """The elements under a kernel at each position: [batch, channels, *places, *kernel]; pads in ONNX's order."""
     axes = len(kernel)
     dilations = dilations or [1] * axes
-    around = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
-    padded = np.pad(x.astype(np.float64), around, constant_values=fill)
+    padding = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
+    padded = np.pad(x.astype(np.float64), padding, constant_values=fill)
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    seen = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=tuple(range(2, 2 + axes)))
-    taken = (slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations)))
-    return np.asarray(seen[taken])
+    view = np.lib.stride_tricks.sliding_window_view(padded, reach, axis=tuple(range(2, 2 + axes)))
+    selection = (slice(None), slice(None), *(slice(None, None, step) for step in (*strides, *dilations)))
+    return np.asarray(view[selection])
 
 
 def convolution(
@@ -42,11 +42,11 @@ def convolution(
 ) -> Double:
     """Conv without a bias; `weight` is [out, in / group, *kernel]."""
     kernel, outs = weight.shape[2:], len(weight) // group
-    seen = windows(x, kernel, pads=pads, strides=strides, dilations=dilations)
+    patches = windows(x, kernel, pads=pads, strides=strides, dilations=dilations)
     ins, axes = weight.shape[1], len(kernel)
     parts = []
     for g in range(group):
-        part, filters = seen[:, g * ins : (g + 1) * ins], weight[g * outs : (g + 1) * outs].astype(np.float64)
+        part, filters = patches[:, g * ins : (g + 1) * ins], weight[g * outs : (g + 1) * outs].astype(np.float64)
         behind = tuple(range(part.ndim - axes, part.ndim))
         parts.append(np.moveaxis(np.tensordot(part, filters, ((1, *behind), tuple(range(1, filters.ndim)))), -1, 1))
     return np.concatenate(parts, axis=1)
@@ -68,10 +68,10 @@ def transposed(
             filters = weight[g * ins : (g + 1) * ins].astype(np.float64)
             total[added] += np.tensordot(y[read].astype(np.float64), filters, (1, 0))
     inner = (slice(a, n - b) for a, b, n in zip(pads[:axes], pads[axes:], sizes, strict=True))
-    kept = (slice(None), slice(None), *inner)
-    return np.asarray(total[kept])
+    crop = (slice(None), slice(None), *inner)
+    return np.asarray(total[crop])
 
 
-def pooled(seen: Double, axes: int, reduce: Callable[..., Any]) -> Double:
+def pooled(patches: Double, axes: int, reduce: Callable[..., Any]) -> Double:
     """Apply `reduce` to the elements of each window."""
-    return np.asarray(reduce(seen, axis=tuple(range(seen.ndim - axes, seen.ndim))), np.float64)
+    return np.asarray(reduce(patches, axis=tuple(range(patches.ndim - axes, patches.ndim))), np.float64)

@@ -70,8 +70,8 @@ def main(root: str, attempt: str) -> None:
                 break
             last += received
     deliver()
-    given = last.decode(errors="replace").strip()
-    state: State = next((known for known in get_args(State) if known == given), "failed")
+    last_line = last.decode(errors="replace").strip()
+    state: State = next((name for name in get_args(State) if name == last_line), "failed")
     ends = [threading.Thread(target=delivery.end, args=(state, spec.monitor.sinks_seconds)) for delivery in deliveries]
     for end in ends:
         end.start()

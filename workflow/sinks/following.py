@@ -34,9 +34,9 @@ class Following:
                 data = file.read()
         except OSError:
             return
-        whole = data[: data.rfind(b"\n") + 1]
-        self._position += len(whole)
-        for line in whole.splitlines():
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        self._position += len(complete_lines)
+        for line in complete_lines.splitlines():
             event = parse(line, EVENTS)
             if event is not None and event.get("attempt") == self._attempt and event["time"] > self._skipped:
                 self._time = event["time"]

@@ -25,19 +25,19 @@ PACKAGES = {
 def check_packages(sections: Sequence[Section]) -> None:
     """Raise UserError if the package of a sink is not installed."""
     for number, section in enumerate(sections):
-        where = f"monitor.sinks.{number}"
+        key_path = f"monitor.sinks.{number}"
         if isinstance(section, InstalledSink):
             names = sorted(point.name for point in entry_points(group=GROUP))
             if section.name not in names:
                 raise UserError(
                     f"there is no sink {section.name!r}",
-                    where=f"{where}.name",
+                    where=f"{key_path}.name",
                     fix=f"install the package that provides it; installed are {', '.join(names) or 'none'}",
                 )
         elif not all(_is_installed(module) for module in PACKAGES[section.kind]):
             raise UserError(
                 f"needs a package that is not installed for the ranks ({PACKAGES[section.kind][0]})",
-                where=where,
+                where=key_path,
                 fix=f"install it with `pip install 'ortflow[{section.kind}]'`, or remove the sink",
             )
 

@@ -29,11 +29,11 @@ class Prometheus:
         """Make the gauges; serve them, if a port is given."""
         registry = self._registry = prometheus_client.CollectorRegistry()
         labels = ["run", "attempt"]
-        own = self._labels = (run.name, str(run.attempt))
-        self._step = prometheus_client.Gauge("ortflow_step", "Steps done", labels, registry=registry).labels(*own)
+        values = self._labels = (run.name, str(run.attempt))
+        self._step = prometheus_client.Gauge("ortflow_step", "Steps done", labels, registry=registry).labels(*values)
         self._time = prometheus_client.Gauge(
             "ortflow_last_step_timestamp_seconds", "Unix time of the last step", labels, registry=registry
-        ).labels(*own)
+        ).labels(*values)
         self._metrics = prometheus_client.Gauge(
             "ortflow_metric", "Newest value of a metric", [*labels, "metric"], registry=registry
         )

@@ -203,7 +203,9 @@ class Saver:
             waits = True
             if context.leads:
                 self._notice.report(lack)
-            while not context.world.broadcast_object(has_room(lack.path, lack.needed) or self._clock.monotonic() > end):
+            while not context.world.broadcast_object(
+                has_room(lack.path, lack.needed_bytes) or self._clock.monotonic() > end
+            ):
                 context.leave_if_asked(saved=saved)
                 self._clock.sleep(POLL_PERIOD)
             if context.world.broadcast_object(self._clock.monotonic() > end):

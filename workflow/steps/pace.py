@@ -51,7 +51,7 @@ def late_groups(train: TrainSection, plan: Plan, tokens_per_sample: int | None) 
     messages = []
     for place, group in enumerate(train.groups):
         until = None if group.frozen_until is None else parse_duration(group.frozen_until)
-        if until is not None and until.unit in start.each and start.length(until) >= plan.total_steps:
+        if until is not None and until.unit in start.per_step and start.length(until) >= plan.total_steps:
             messages.append(
                 f"train.groups[{place}].frozen_until is {until}, and the run ends after {plan.total_steps} steps: its"
                 " parameters are never trained; shorten it, or use model.parameters.freeze"

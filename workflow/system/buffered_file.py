@@ -41,15 +41,15 @@ class BufferedFile:
         """Write waiting records as far as there is space; returns whether none is left. Raises OSError as `append`."""
         while self._waiting:
             try:
-                written = os.write(self._descriptor, b"".join(islice(self._waiting, TOGETHER)))
+                byte_count = os.write(self._descriptor, b"".join(islice(self._waiting, TOGETHER)))
             except OSError as error:
                 if not is_full(error):
                     raise OSError(error.errno, error.strerror, str(self.path)) from error
                 return False
-            while written and written >= len(self._waiting[0]):
-                written -= len(self._waiting.popleft())
-            if written:
-                self._waiting[0] = self._waiting[0][written:]
+            while byte_count and byte_count >= len(self._waiting[0]):
+                byte_count -= len(self._waiting.popleft())
+            if byte_count:
+                self._waiting[0] = self._waiting[0][byte_count:]
         return True
 
     def close(self) -> None:

@@ -28,10 +28,10 @@ def no_cache(purpose: str) -> str | None:
 
 
 def _places(purpose: str) -> list[Path]:
-    named = os.environ.get("ORTFLOW_CACHE")
+    override = os.environ.get("ORTFLOW_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     temporary = Path(tempfile.gettempdir(), f"ortflow-{os.getuid()}")
-    return [folder / purpose for folder in (*([Path(named)] if named else []), Path(home, "ortflow"), temporary)]
+    return [folder / purpose for folder in (*([Path(override)] if override else []), Path(home, "ortflow"), temporary)]
 
 
 def _unusable(place: Path) -> str | None:

@@ -32,26 +32,26 @@ def grant_of_this_process(host: str) -> Grant:
     return Grant(host, cores, quota, cgroup)
 
 
-def cores_of(mine: Grant, all_ranks: Sequence[Grant]) -> int:
+def cores_of(own_grant: Grant, all_ranks: Sequence[Grant]) -> int:
     """Cores for one rank, at least 1: its mask and quota, divided by the ranks of its host that share them."""
-    here = [grant for grant in all_ranks if grant.host == mine.host]
-    shared_mask = sum(1 for grant in here if grant.cores & mine.cores)
-    cores = len(mine.cores) / max(1, shared_mask)
-    if mine.quota is not None:
-        shared_quota = sum(1 for grant in here if grant.cgroup == mine.cgroup)
-        cores = min(cores, mine.quota / max(1, shared_quota))
+    host_grants = [grant for grant in all_ranks if grant.host == own_grant.host]
+    shared_mask = sum(1 for grant in host_grants if grant.cores & own_grant.cores)
+    cores = len(own_grant.cores) / max(1, shared_mask)
+    if own_grant.quota is not None:
+        shared_quota = sum(1 for grant in host_grants if grant.cgroup == own_grant.cgroup)
+        cores = min(cores, own_grant.quota / max(1, shared_quota))
     return max(1, int(cores))
 
 
-def cores_per_rank(wanted: int | None, ranks: int) -> int:
-    """Cores of one of `ranks` ranks of this machine: `wanted`, or an equal share of this process's.
+def cores_per_rank(cpus_per_rank: int | None, ranks: int) -> int:
+    """Cores of one of `ranks` ranks of this machine: `cpus_per_rank`, or an equal share of this process's.
 
     For predictions before the ranks have compared their masks.
     """
-    if wanted is not None:
-        return wanted
-    mine = grant_of_this_process("localhost")
-    return cores_of(mine, [mine] * ranks)
+    if cpus_per_rank is not None:
+        return cpus_per_rank
+    own_grant = grant_of_this_process("localhost")
+    return cores_of(own_grant, [own_grant] * ranks)
 
 
 def _quota(membership: Path, root: Path) -> tuple[float | None, str]:

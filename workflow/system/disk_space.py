@@ -35,39 +35,41 @@ POLL_PERIOD = 1.0
 
 
 class OutOfDisk(OrtflowError):
-    """There is no room for `needed` bytes at `path`; retry when there is."""
+    """There is no room for `needed_bytes` at `path`; retry when there is."""
 
-    def __init__(self, path: Path, needed: int) -> None:
-        self.path, self.needed = path, needed
-        super().__init__(sentence(path, needed))
+    def __init__(self, path: Path, needed_bytes: int) -> None:
+        self.path, self.needed_bytes = path, needed_bytes
+        super().__init__(sentence(path, needed_bytes))
 
     def __reduce__(self) -> tuple[type[OutOfDisk], tuple[Path, int]]:
         """Pickle the arguments: ranks send this error to each other."""
-        return type(self), (self.path, self.needed)
+        return type(self), (self.path, self.needed_bytes)
 
 
-def sentence(path: Path | str, needed: int) -> str:
+def sentence(path: Path | str, needed_bytes: int) -> str:
     """The message. Pure."""
-    return f"out of disk on {path}, {max(needed, 100_000) / 1e6:,.1f} MB needed"
+    return f"out of disk on {path}, {max(needed_bytes, 100_000) / 1e6:,.1f} MB needed"
 
 
 def is_full(error: BaseException) -> bool:
     """Whether an error, or one of its causes, is a full disk or quota. Pure."""
-    return any(isinstance(one, OutOfDisk) or (isinstance(one, OSError) and one.errno in FULL) for one in _chain(error))
+    return any(
+        isinstance(cause, OutOfDisk) or (isinstance(cause, OSError) and cause.errno in FULL) for cause in _chain(error)
+    )
 
 
 def is_too_large(error: BaseException) -> bool:
     """Whether a write reached the largest size of a file: no space that is freed lets it succeed. Pure."""
     # CPython ignores SIGXFSZ, by which the kernel would end the process.
-    return any(isinstance(one, OSError) and one.errno == errno.EFBIG for one in _chain(error))
+    return any(isinstance(cause, OSError) and cause.errno == errno.EFBIG for cause in _chain(error))
 
 
 def too_large(path: Path | str, size: int | None = None) -> UserError:
     """The error of a file that is larger than this process may write; `size` in bytes, if it is known."""
     limit = file_size_limit()
     bound = "the largest file of the file system" if limit is None else f"the limit of a file's size, {limit} bytes"
-    what = f"reaches {bound}" if size is None else f"has {size} bytes, and {bound}, does not allow it"
-    return UserError(what, where=str(path), fix="raise the limit (`ulimit -f`), or use another file system")
+    problem = f"reaches {bound}" if size is None else f"has {size} bytes, and {bound}, does not allow it"
+    return UserError(problem, where=str(path), fix="raise the limit (`ulimit -f`), or use another file system")
 
 
 def file_size_limit() -> int | None:
@@ -83,28 +85,28 @@ def short_write(path: Path, size: int) -> OSError:
     return OSError(code, os.strerror(code), str(path))
 
 
-def out_of_disk(error: BaseException, needed: int = RECORDS, default: Path | str = "?") -> OutOfDisk:
+def out_of_disk(error: BaseException, needed_bytes: int = RECORDS, default: Path | str = "?") -> OutOfDisk:
     """The OutOfDisk for such an error. Pure."""
-    for one in _chain(error):
-        if isinstance(one, OutOfDisk):
-            return one
-        if isinstance(one, OSError) and one.errno in FULL and isinstance(one.filename, str):
-            return OutOfDisk(Path(one.filename), needed)
-    return OutOfDisk(Path(default), needed)
+    for cause in _chain(error):
+        if isinstance(cause, OutOfDisk):
+            return cause
+        if isinstance(cause, OSError) and cause.errno in FULL and isinstance(cause.filename, str):
+            return OutOfDisk(Path(cause.filename), needed_bytes)
+    return OutOfDisk(Path(default), needed_bytes)
 
 
 def _chain(error: BaseException) -> list[BaseException]:
     """An error and its causes, which may include itself."""
     chain: list[BaseException] = []
-    found: BaseException | None = error
-    while found is not None and found not in chain:
-        chain.append(found)
-        found = found.__cause__
+    cause: BaseException | None = error
+    while cause is not None and cause not in chain:
+        chain.append(cause)
+        cause = cause.__cause__
     return chain
 
 
-def has_room(path: Path, needed: int) -> bool:
-    """Whether `needed` bytes can be written at a path, as far as can be determined. Leaves no file.
+def has_room(path: Path, needed_bytes: int) -> bool:
+    """Whether `needed_bytes` can be written at a path, as far as can be determined. Leaves no file.
 
     The file system reports its free space. A quota shows only when space is allocated: all of it for a moment if the
     file system can reserve space, else a little.
@@ -112,15 +114,15 @@ def has_room(path: Path, needed: int) -> bool:
     folder = _folder(path)
     trial = folder / f".room.{os.getpid():08d}"
     try:
-        if shutil.disk_usage(folder).free < needed:
+        if shutil.disk_usage(folder).free < needed_bytes:
             return False
         descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         return error.errno not in FULL
     try:
         os.unlink(trial)  # an unnamed file is removed by a kill, too
-        _reserve(descriptor, needed)
-        data = os.urandom(min(needed, RECORDS))
+        _reserve(descriptor, needed_bytes)
+        data = os.urandom(min(needed_bytes, RECORDS))
         while data:
             data = data[os.write(descriptor, data) :]
         # Some file systems, NFS among them, reserve no space before (write(2)).
@@ -155,7 +157,7 @@ def _fallocate() -> Any:
 
 def _folder(path: Path) -> Path:
     """The nearest existing folder."""
-    return next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+    return next((folder for folder in (path, *path.parents) if folder.is_dir()), Path("/"))
 
 
 class Notice:
@@ -173,7 +175,9 @@ class Notice:
         """Write the notice, which `status` reports. `fatal`: this rank fails because of it, and may be unable to record
         that.
         """
-        content = {"path": str(lack.path)[-1000:], "needed": lack.needed, "short": self._is_short(lack), "fatal": fatal}
+        content = {
+            "path": str(lack.path)[-1000:], "needed": lack.needed_bytes, "short": self._is_short(lack), "fatal": fatal,
+        }  # fmt: skip
         text = json.dumps(content)
         if text != self._reported and self._write(text):
             self._reported = text
@@ -222,7 +226,7 @@ class Notice:
         try:
             if not lack.path.resolve().is_relative_to(self._path.parent.resolve()):
                 return None
-            return shutil.disk_usage(_folder(lack.path)).free < lack.needed
+            return shutil.disk_usage(_folder(lack.path)).free < lack.needed_bytes
         except (OSError, RuntimeError):  # cyclic links
             return None
 
@@ -247,7 +251,7 @@ def wait_for_room(
     notice.report(lack)
     end = clock.monotonic() + seconds
     while not leave() and clock.monotonic() < end:
-        if has_room(lack.path, lack.needed):
+        if has_room(lack.path, lack.needed_bytes):
             notice.clear()
             return True
         clock.sleep(0.2)

@@ -56,9 +56,9 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
 def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
     if stat.S_ISREG(status.st_mode):
         return
-    what = _KINDS.get(stat.S_IFMT(status.st_mode), "no file")
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "no file")
     code = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.ENXIO
-    raise OSError(code, f"is {what}, not a file", os.fspath(path))
+    raise OSError(code, f"is {kind}, not a file", os.fspath(path))
 
 
 def read_whole(path: str | os.PathLike[str], limit: int = SMALL) -> bytes:

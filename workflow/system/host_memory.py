@@ -18,14 +18,14 @@ def available(process: Path = PROCESS, cgroups: Path = CGROUPS) -> int:
     Files in the page cache that nobody has read lately do not count as used, as for Kubernetes' working set: the kernel
     drops them first.
     """
-    free = int(psutil.virtual_memory().available)
+    free_bytes = int(psutil.virtual_memory().available)
     for folder, limit in _limits(process, cgroups):
         try:
             used = int((folder / "memory.current").read_text()) - _inactive_files(folder)
         except (OSError, ValueError):
             continue
-        free = min(free, max(0, limit - max(0, used)))
-    return free
+        free_bytes = min(free_bytes, max(0, limit - max(0, used)))
+    return free_bytes
 
 
 def total(process: Path = PROCESS, cgroups: Path = CGROUPS) -> int:

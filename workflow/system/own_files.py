@@ -41,8 +41,8 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     return gone
 
 
-def foreign_files(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:
-    """Names below `folder`, relative to it, of links, and of files and empty folders that `ours` does not match.
+def foreign_files(folder: Path, own_names: re.Pattern[str]) -> Iterator[str]:
+    """Names below `folder`, relative to it, of links, and of files and empty folders that `own_names` does not match.
 
     Names of empty folders are matched with `/` appended.
     """
@@ -51,10 +51,10 @@ def foreign_files(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:
             path = Path(root, name)
             relative = path.relative_to(folder).as_posix()
             if path.is_dir():
-                own = any(path.iterdir()) or ours.fullmatch(f"{relative}/") is not None
+                is_own = any(path.iterdir()) or own_names.fullmatch(f"{relative}/") is not None
             else:
-                own = path.is_file() and ours.fullmatch(relative) is not None
-            if path.is_symlink() or not own:
+                is_own = path.is_file() and own_names.fullmatch(relative) is not None
+            if path.is_symlink() or not is_own:
                 yield relative
 
 
@@ -63,17 +63,17 @@ def is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
 
 
-def remove(folder: Path, ours: re.Pattern[str]) -> bool:
+def remove(folder: Path, own_names: re.Pattern[str]) -> bool:
     """`clear` a folder, and remove it if it is empty then; returns whether it was removed. Raises OSError."""
     if is_folder(folder):
-        clear(folder, ours)
+        clear(folder, own_names)
         with suppress(OSError):  # not empty
             folder.rmdir()
     return not os.path.lexists(folder)
 
 
-def clear(folder: Path, ours: re.Pattern[str]) -> None:
-    """Remove the files below `folder` that `ours` matches, and folders that become empty.
+def clear(folder: Path, own_names: re.Pattern[str]) -> None:
+    """Remove the files below `folder` that `own_names` matches, and folders that become empty.
 
     Names are relative to `folder`; a folder that was already empty is removed if its name with `/` appended matches.
     Links are neither followed nor removed. Raises OSError.
@@ -82,9 +82,9 @@ def clear(folder: Path, ours: re.Pattern[str]) -> None:
         inside = Path(root)
         for name in files:
             path = inside / name
-            if ours.fullmatch(path.relative_to(folder).as_posix()) and not path.is_symlink():
+            if own_names.fullmatch(path.relative_to(folder).as_posix()) and not path.is_symlink():
                 path.unlink(missing_ok=True)
-        if inside != folder and (folders or files or ours.fullmatch(f"{inside.relative_to(folder).as_posix()}/")):
+        if inside != folder and (folders or files or own_names.fullmatch(f"{inside.relative_to(folder).as_posix()}/")):
             with suppress(OSError):  # not empty
                 inside.rmdir()
 

@@ -27,7 +27,7 @@ _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 def plain(text: str) -> str:
     """The text with control characters escaped. Pure."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class PlainText(io.TextIOWrapper):
@@ -46,18 +46,18 @@ class Lossy(io.FileIO):
 
     def write(self, data: Any) -> int:
         """Write or drop the data; always returns its full length."""
-        taken = len(data)
+        size = len(data)
         try:
             if self.lost:
                 super().write(f"\n[{self.lost} bytes were lost here: the disk was full]\n".encode())
                 self.lost = 0
-            written = super().write(data)
+            written_bytes = super().write(data)
         except OSError as error:
             if not is_full(error) and not is_too_large(error):
                 raise
-            written = 0
-        self.lost += taken - written
-        return taken
+            written_bytes = 0
+        self.lost += size - written_bytes
+        return size
 
 
 class Terminal(io.FileIO):
@@ -113,15 +113,15 @@ def open_closed() -> None:
 def guarded() -> Iterator[None]:
     """Escape control characters in `print`; code that draws on a terminal writes to `terminal_output()`."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = ours = _guarded(sys.stdout), _guarded(sys.stderr)
+    sys.stdout, sys.stderr = replacements = _guarded(sys.stdout), _guarded(sys.stderr)
     try:
         yield
     finally:
         sys.stdout, sys.stderr = before
-        for one, stream in zip(ours, before, strict=True):
-            if one is not stream:
-                _flush(one)
-                one.detach()
+        for replacement, stream in zip(replacements, before, strict=True):
+            if replacement is not stream:
+                _flush(replacement)
+                replacement.detach()
 
 
 def print_line(text: str) -> None:
