@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ortflow.launchers.findings import Finding, fault, ok, warning
+from ortflow.launchers.findings import Finding, Level, fault, ok, untested, warning
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
 from ortflow.launchers.kubernetes.quantity import parse, show
+from ortflow.launchers.kubernetes.quota_scopes import counts
 from ortflow.launchers.kubernetes.refusals import keys_that_state
 from ortflow.launchers.view.lines import duration
 
@@ -25,10 +26,10 @@ def worker_asks(mpijob: Object) -> dict[str, float]:
     return _asks(template)
 
 
-def all_asks(documents: Sequence[Object]) -> dict[str, float]:
-    """What all pods of the run request, as quotas count it."""
+def all_asks(pods: Iterable[tuple[Object, int]]) -> dict[str, float]:
+    """What these pods request, as quotas count it."""
     total: dict[str, float] = {"pods": 0.0}
-    for spec, count in pod_specs(documents):
+    for spec, count in pods:
         total["pods"] += count
         for kind in ("requests", "limits"):
             for resource, amount in _asks(spec, kind).items():
@@ -47,8 +48,8 @@ def pod_specs(documents: Sequence[Object]) -> Iterator[tuple[Object, int]]:
             yield replica["template"]["spec"], int(replica.get("replicas", 1))
 
 
-def unstated(documents: Sequence[Object], ranges: Sequence[Object]) -> dict[str, list[str]]:
-    """The containers of the run that do not state a resource that a quota may require, by that resource.
+def unstated(pods: Iterable[tuple[Object, int]], ranges: Sequence[Object]) -> dict[str, list[str]]:
+    """The containers of these pods that do not state a resource that a quota may require, by that resource.
 
     Limit ranges of the namespace fill in some.
     """
@@ -62,7 +63,7 @@ def unstated(documents: Sequence[Object], ranges: Sequence[Object]) -> dict[str,
         for resource in item.get(key) or {}
     }
     containers: dict[str, list[str]] = {}
-    for spec, _ in pod_specs(documents):
+    for spec, _ in pods:
         for container in [*(spec.get("initContainers") or []), *spec["containers"]]:
             resources = container.get("resources") or {}
             for kind in ("requests", "limits"):
@@ -105,41 +106,48 @@ def operator(leases: Sequence[Object], now: float) -> Finding:
     return ok(about, f"runs in namespace {namespace}, as {lease['spec'].get('holderIdentity')}")
 
 
-def quotas(
-    quota_items: Sequence[Object], requests: Mapping[str, float], lacking: Mapping[str, Sequence[str]]
-) -> Iterator[Finding]:
-    """Whether the run fits into the namespace's quotas; `lacking`: containers that do not state a resource."""
+def quotas(quota_items: Sequence[Object], documents: Sequence[Object], ranges: Sequence[Object]) -> Iterator[Finding]:
+    """Whether the pods of the run fit into those quotas of the namespace that count them; `ranges` are its limits."""
     about = "quota"
     if not quota_items:
         yield ok(about, "the namespace has none")
     for quota in quota_items:
-        status = quota.get("status") or {}
-        hard, used = status.get("hard") or (quota.get("spec") or {}).get("hard") or {}, status.get("used") or {}
-        never, full = [], []
-        for resource, limit in hard.items():
-            need, most = requests.get(resource, 0.0), parse(limit)
-            amount = f"{resource} {show(resource, need)} of {show(resource, most)}"
-            if need > most:
-                never.append(amount)
-            elif need > most - parse(used.get(resource, 0)):
-                full.append(f"{amount}, {show(resource, parse(used.get(resource, 0)))} in use")
-        name = objects.name(quota)
-        if absent := {resource: [*lacking[resource]] for resource in hard if resource in lacking}:
-            resources_text = "; ".join(
-                f"{resource} of {', '.join(sorted(names))}" for resource, names in absent.items()
-            )
-            fix = "give " + " and ".join(
-                keys_that_state((key, name) for key, names in absent.items() for name in names)
-            )
-            yield fault(
-                about, f"{name} requires every container to state what it limits, and there is no {resources_text}", fix
-            )
-        elif never:
-            yield fault(about, f"{name} is too small for the run: {'; '.join(never)}", "lower what resources asks for")
-        elif full:
-            yield warning(about, f"{name} has no room for the run now: {'; '.join(full)}")
-        else:
-            yield ok(about, f"{name} has room for the run")
+        pods = [(counts(quota, spec, ranges), (spec, count)) for spec, count in pod_specs(documents)]
+        counted = [pod for sure, pod in pods if sure]
+        finding = _quota(quota, counted, ranges)
+        if finding.level is Level.OK and None in (sure for sure, _ in pods):
+            possible = _quota(quota, [pod for sure, pod in pods if sure is not False], ranges)
+            if possible.level is not Level.OK:
+                text = "it depends on its scopes whether it counts the run, and if it does"
+                finding = untested(about, f"{objects.name(quota)}: {text}, {possible.what}")
+        yield finding
+
+
+def _quota(quota: Object, pods: Sequence[tuple[Object, int]], ranges: Sequence[Object]) -> Finding:
+    about, name = "quota", objects.name(quota)
+    requests, lacking = all_asks(pods), unstated(pods, ranges)
+    status = quota.get("status") or {}
+    hard, used = status.get("hard") or (quota.get("spec") or {}).get("hard") or {}, status.get("used") or {}
+    never, full = [], []
+    for resource, limit in hard.items():
+        need, most = requests.get(resource, 0.0), parse(limit)
+        amount = f"{resource} {show(resource, need)} of {show(resource, most)}"
+        if need > most:
+            never.append(amount)
+        elif need > most - parse(used.get(resource, 0)):
+            full.append(f"{amount}, {show(resource, parse(used.get(resource, 0)))} in use")
+    if absent := {resource: [*lacking[resource]] for resource in hard if resource in lacking}:
+        resources_text = "; ".join(f"{resource} of {', '.join(sorted(names))}" for resource, names in absent.items())
+        fix = "give " + " and ".join(keys_that_state((key, name) for key, names in absent.items() for name in names))
+        text = f"{name} requires every container to state what it limits, and there is no {resources_text}"
+        return fault(about, text, fix)
+    if never:
+        return fault(about, f"{name} is too small for the run: {'; '.join(never)}", "lower what resources asks for")
+    if full:
+        return warning(about, f"{name} has no room for the run now: {'; '.join(full)}")
+    if not pods:
+        return ok(about, f"{name} does not count the run's pods")
+    return ok(about, f"{name} has room for the run")
 
 
 def fits(nodes: Sequence[Object], spec: Object, worker_count: int, asks: Mapping[str, float]) -> Iterator[Finding]:

@@ -181,7 +181,7 @@ def _quota(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
     ranges: list[Object] = []
     with suppress(Refused):
         ranges = cluster.find_all("LimitRange")
-    yield from checks.quotas(quotas, checks.all_asks(documents), checks.unstated(documents, ranges))
+    yield from checks.quotas(quotas, documents, ranges)
 
 
 def _volume(cluster: Cluster, submission: Submission, of_user: bool) -> Iterator[Finding]:

@@ -22,8 +22,11 @@ _CALLS: dict[str, str] = {
     "hash": "hash", "os.listdir": "folder", "os.scandir": "folder", "glob.glob": "folder", "os.walk": "folder",
 }  # fmt: skip
 _METHODS: dict[str, str] = {"iterdir": "folder", "glob": "folder", "rglob": "folder"}
-_ORDERING = frozenset({"sorted", "min", "max", "sum", "len", "set", "frozenset"})
-"""Functions whose result does not depend on the order of their argument."""
+_ORDERING = frozenset({"sorted", "min", "max", "fsum", "len", "set", "frozenset"})
+"""Functions whose result does not depend on the order of their argument, unless they have a key: items may be equal by
+it. That of `sum` does, but for whole numbers."""
+_WHOLE = frozenset({"len", "int", "ord", "getsize", "st_size"})
+"""Functions and attributes that give whole numbers."""
 _ITERATING = frozenset({"list", "tuple", "enumerate", "iter", "zip", "map", "cycle"})
 _SEEDING = frozenset(
     {
@@ -95,7 +98,7 @@ class _Visitor(ast.NodeVisitor):
         if last == "set_epoch" or (isinstance(node.func, ast.Name) and last == "print"):
             return
         ordered, seeding = self._ordered, self._seeding
-        self._ordered = last in _ORDERING
+        self._ordered = _is_ordering(last, node)
         self._seeding = seeding or last in _SEEDING
         kind = _CALLS.get(name)
         if kind is None and isinstance(node.func, ast.Attribute):
@@ -106,7 +109,7 @@ class _Visitor(ast.NodeVisitor):
             self._add(kind, node)
         if name in ("os.getenv", "os.environ.get") and node.args:
             self._variable_of_environment(node.args[0], node)
-        if last in _ITERATING:
+        if last in _ITERATING or (last in _ORDERING and _has_key(node)):
             for argument in node.args:
                 self._iteration(argument)
         if last == "join" and node.args:
@@ -167,6 +170,26 @@ class _Visitor(ast.NodeVisitor):
         if isinstance(node, ast.Attribute):
             return f"{self._name(node.value)}.{node.attr}"
         return "?"
+
+
+def _is_ordering(name: str, call: ast.Call) -> bool:
+    if name == "sum":
+        argument = call.args[0] if call.args else None
+        return isinstance(argument, (ast.GeneratorExp, ast.ListComp)) and _is_whole(argument.elt)
+    return name in _ORDERING and not _has_key(call)
+
+
+def _has_key(call: ast.Call) -> bool:
+    return any(keyword.arg == "key" for keyword in call.keywords)
+
+
+def _is_whole(node: ast.expr) -> bool:
+    """Whether an expression is evidently a whole number."""
+    if isinstance(node, ast.BinOp) and not isinstance(node.op, (ast.Div, ast.Pow)):
+        return _is_whole(node.left) and _is_whole(node.right)
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int)
+    return isinstance(node, ast.Compare) or _last(node.func if isinstance(node, ast.Call) else node) in _WHOLE
 
 
 def _names_of_imports(tree: ast.Module) -> dict[str, str]:

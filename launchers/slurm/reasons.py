@@ -150,9 +150,9 @@ def waits(job: Job) -> str:
     explanation = _explained(job)
     if job.reason == "Dependency" and job.dependency:
         explanation = Reason(f"{explanation.message}: {job.dependency.replace('(unfulfilled)', '')}")
-    # A requeued job waits until its old credential has expired: cred_expire in AuthInfo, 120 s by default (22.05).
+    # 120 s by default, and what the site sets for it is read by the doctor only (`site.restart_delay`).
     if job.reason == "BeginTime" and job.restarts:
-        explanation = Reason("Slurm delays its next start, for up to two minutes")
+        explanation = Reason("Slurm delays its next start, by two minutes unless the site has set another time")
     fix = explanation.fix.replace("JOB", job.id)
     text = f"will never start by itself: {explanation.message}" if explanation.never else explanation.message
     return f"{text}; {fix}" if fix else text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ortflow.launchers.findings import Finding, ok, warning
-from ortflow.launchers.slurm.site import Partition, Settings, credential_expiry, listed, seconds
+from ortflow.launchers.slurm.site import Partition, Settings, listed, restart_delay, seconds
 from ortflow.launchers.view.lines import duration
 
 SHORT_GRACE = 20.0
@@ -57,9 +57,8 @@ def _signal(settings: Settings) -> Finding:
 
 
 def _delay(settings: Settings) -> Finding:
-    source = "cred_expire in AuthInfo" if "cred_expire" in listed(settings, "AuthInfo") else "cred_expire by default"
-    rests = duration(credential_expiry(settings))
-    return ok("restart delay", f"a requeued job is delayed by up to {rests} (BeginTime): {source}")
+    delay, source = restart_delay(settings)
+    return ok("restart delay", f"a requeued job is delayed by up to {duration(delay)} (BeginTime): {source}")
 
 
 def _prolog(settings: Settings) -> Finding:

@@ -97,10 +97,16 @@ def listed(settings: Settings, name: str) -> dict[str, str]:
     return {key.strip(): value for key, _, value in items}
 
 
-def credential_expiry(settings: Settings) -> int:
-    """Seconds until a job's old credential has expired: a requeued job cannot start before."""
-    text = listed(settings, "AuthInfo").get("cred_expire", "")
-    return int(text) if text.isdigit() else DEFAULT_EXPIRY
+def restart_delay(settings: Settings) -> tuple[int, str]:
+    """Seconds before a requeued job can start, and the setting that says so.
+
+    Until Slurm 25.11 that was the time in which the job's old credential expires.
+    """
+    for name, key in (("SchedulerParameters", "requeue_delay"), ("AuthInfo", "cred_expire")):
+        text = listed(settings, name).get(key, "")
+        if text.isdigit():
+            return int(text), f"{key} in {name}"
+    return DEFAULT_EXPIRY, "cred_expire by default"
 
 
 def seconds(text: str) -> float | None:

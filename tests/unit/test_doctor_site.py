@@ -19,12 +19,12 @@ from ortflow.launchers.slurm.restart_checks import restarts
 from ortflow.launchers.slurm.site import (
     Association,
     Node,
-    credential_expiry,
     read_associations,
     read_config,
     read_nodes,
     read_partitions,
     read_plugins,
+    restart_delay,
 )
 
 NOTHING = Asked(1, 1, None, 0, None, (), None, None)
@@ -35,8 +35,11 @@ def test_settings() -> None:
     assert settings["KillWait"] == "5 sec"
     assert settings["Prolog"] == ""
     assert settings["SlurmctldHost[0]"] == "vm(127.0.0.1)"
-    assert credential_expiry(settings) == 5
-    assert credential_expiry({"AuthInfo": "socket=/x"}) == 120
+    assert restart_delay(settings) == (5, "cred_expire in AuthInfo")
+    assert restart_delay({"AuthInfo": "socket=/x"}) == (120, "cred_expire by default")
+    newer = {**settings, "SchedulerParameters": "bf_continue,requeue_delay=30"}
+    assert restart_delay(newer) == (30, "requeue_delay in SchedulerParameters")
+    assert restart_delay({**newer, "SchedulerParameters": "requeue_delay=0"})[0] == 0
 
 
 def test_partitions() -> None:
@@ -214,6 +217,9 @@ def test_what_is_reported_about_restarts() -> None:
     assert "SIGUSR2" in reported["preempt_send_user_signal"]
     assert mentions(reported["restart delay"], "5.0 s … cred_expire in AuthInfo")
     assert mentions(reported["PrologFlags"], "Alloc,Contain … prolog … when the job begins")
+    settings["SchedulerParameters"] = "requeue_delay=90"
+    reported = {one.about: str(one) for one in restarts(settings, [], True)}
+    assert mentions(reported["restart delay"], "1:30 min … requeue_delay in SchedulerParameters")
     plain = {one.about: str(one) for one in restarts({"JobRequeue": "0"}, [], False)}
     assert "SIGTERM" in plain["preempt_send_user_signal"]
     assert mentions(plain["restart delay"], "2:00 min … cred_expire by default")

@@ -183,14 +183,76 @@ def test_claims() -> None:
     assert checks.storage_class([storage("a")], "b").fix == "there are: a"
 
 
+def pod_of(**spec: Any) -> Object:
+    """A document with one pod."""
+    container = {"name": "rank", "resources": {"requests": {"cpu": "4"}}}
+    return {"spec": {"template": {"spec": {"containers": [container], **spec}}}}
+
+
 def test_quotas() -> None:
     def reported(hard: str, used: str = "0") -> Level:
         quota = {"metadata": {"name": "q"}, "status": {"hard": {"requests.cpu": hard}, "used": {"requests.cpu": used}}}
-        return next(iter(checks.quotas([quota], {"requests.cpu": 4.0}, {}))).level
+        return next(iter(checks.quotas([quota], [pod_of()], []))).level
 
     assert reported("8") is Level.OK
     assert reported("8", "4500m") is Level.WARNING
     assert reported("3500m") is Level.FAULT
+
+
+BARE = [{"name": "rank"}]
+OTHER_NAMESPACES = {
+    "podAntiAffinity": {
+        "preferredDuringSchedulingIgnoredDuringExecution": [
+            {"weight": 1, "podAffinityTerm": {"topologyKey": "zone", "namespaceSelector": {}}}
+        ]
+    }
+}
+OWN_NAMESPACE = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{"topologyKey": "zone"}]}}
+FILLED = {"spec": {"limits": [{"type": "Container", "defaultRequest": {"memory": "1Gi"}}]}}
+
+
+def priority(operator: str, *values: str) -> Object:
+    return {"matchExpressions": [{"scopeName": "PriorityClass", "operator": operator, "values": [*values]}]}
+
+
+@pytest.mark.parametrize(
+    ("quota", "pod", "ranges", "level"),
+    [
+        ({}, {}, [], Level.FAULT),
+        ({"scopes": ["BestEffort"]}, {}, [], Level.OK),
+        ({"scopes": ["BestEffort"]}, {"containers": BARE}, [], Level.FAULT),
+        ({"scopes": ["BestEffort"]}, {"containers": BARE}, [FILLED], Level.OK),
+        ({"scopes": ["NotBestEffort"]}, {}, [], Level.FAULT),
+        ({"scopes": ["NotBestEffort"]}, {"containers": BARE}, [], Level.OK),
+        ({"scopes": ["Terminating"]}, {}, [], Level.OK),
+        ({"scopes": ["Terminating"]}, {"activeDeadlineSeconds": 60}, [], Level.FAULT),
+        ({"scopes": ["NotTerminating"]}, {}, [], Level.FAULT),
+        ({"scopes": ["NotTerminating", "BestEffort"]}, {}, [], Level.OK),
+        ({"scopes": ["PriorityClass"]}, {"priorityClassName": "high"}, [], Level.FAULT),
+        ({"scopeSelector": priority("In", "high")}, {"priorityClassName": "high"}, [], Level.FAULT),
+        ({"scopeSelector": priority("In", "low")}, {"priorityClassName": "high"}, [], Level.OK),
+        ({"scopeSelector": priority("NotIn", "high")}, {"priorityClassName": "high"}, [], Level.OK),
+        ({"scopeSelector": priority("NotIn", "low")}, {"priorityClassName": "high"}, [], Level.FAULT),
+        ({"scopeSelector": priority("DoesNotExist")}, {"priorityClassName": "high"}, [], Level.OK),
+        ({"scopeSelector": priority("In", "high")}, {}, [], Level.UNTESTED),
+        ({"scopeSelector": priority("In", "high"), "scopes": ["BestEffort"]}, {}, [], Level.OK),
+        ({"scopes": ["CrossNamespacePodAffinity"]}, {}, [], Level.OK),
+        ({"scopes": ["CrossNamespacePodAffinity"]}, {"affinity": OWN_NAMESPACE}, [], Level.OK),
+        ({"scopes": ["CrossNamespacePodAffinity"]}, {"affinity": OTHER_NAMESPACES}, [], Level.FAULT),
+        ({"scopes": ["VolumeAttributesClass"]}, {}, [], Level.UNTESTED),
+    ],
+)
+def test_a_quota_counts_the_pods_of_its_scopes(quota: Object, pod: Object, ranges: list[Object], level: Level) -> None:
+    item = {"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}, **quota}}
+    (found,) = checks.quotas([item], [pod_of(**pod)], ranges)
+    assert found.level is level
+    assert ("pods 1 of 0" in found.what) == (level is not Level.OK)
+
+
+def test_a_quota_of_another_scope_asks_no_container_to_state_anything() -> None:
+    item = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.cpu": "9"}, "scopes": ["Terminating"]}}
+    (found,) = checks.quotas([item], [pod_of()], [])
+    assert found.level is Level.OK
 
 
 def test_a_quota_on_what_a_container_does_not_state() -> None:
@@ -200,8 +262,7 @@ def test_a_quota_on_what_a_container_does_not_state() -> None:
 
     def reported(kubernetes: dict[str, Any], ranges: tuple[Object, ...] = (), **resources: Any) -> Finding:
         found = rendered(run_file({**options, **kubernetes}, resources={"nodes": 2, **resources}))
-        asked, lacking = checks.all_asks(found), checks.unstated(found, ranges)
-        return next(iter(checks.quotas([quota], asked, lacking)))
+        return next(iter(checks.quotas([quota], found, ranges)))
 
     without = reported({}, cpus_per_rank=1)
     assert without.level is Level.FAULT
@@ -218,7 +279,7 @@ def test_a_quota_on_what_a_container_does_not_state() -> None:
 
 def test_every_pod_counts_against_a_quota() -> None:
     found = rendered(run_file({"supervisor": True, "tensorboard": True}, resources={"nodes": 2, "cpus_per_rank": 1}))
-    asked = checks.all_asks(found)
+    asked = checks.all_asks(checks.pod_specs(found))
     assert asked["pods"] == 5
     assert asked["requests.cpu"] == pytest.approx(2 + 0.25 + 0.05 + 0.05)
 

@@ -248,3 +248,23 @@ def test_between_calm_runs_the_seed_is_named_before_a_clock_that_only_measures()
     assert cause == Cause("the process or the machine in the data path", "os.getpid() in train.py, line 6")
     (cause,) = causes_between_calm_runs(found, readings(SOURCE, "train.py"), by_hash=True)
     assert cause == Cause("the order of a set", "names in train.py, line 9")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("sum(weights[name] for name in {'a', 'b', 'c'})", True),
+        ("sum([weights[name] for name in names])", True),
+        ("sum(len(name) + 1 for name in names)", False),
+        ("sum(name != 'a' for name in names)", False),
+        ("sum(len(name) / 3 for name in names)", True),
+        ("math.fsum(weights[name] for name in names)", False),
+        ("max(names)", False),
+        ("max(names, key=len)", True),
+        ("sorted((name for name in names), key=len)", True),
+        ("sorted(name for name in names)", False),
+    ],
+)
+def test_what_depends_on_the_order_of_a_set(text: str, found: bool) -> None:
+    read = readings(f"names = {{'a', 'b', 'c'}}\nvalue = {text}\n", "train.py")
+    assert [reading.kind for reading in read] == ["hash"] * found

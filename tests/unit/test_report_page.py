@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
 import re
+import socket
+import struct
 import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
+from http.server import ThreadingHTTPServer
 from pathlib import Path
+from socketserver import StreamRequestHandler
+from typing import cast
 
 import pytest
 from browser import CHROMIUM, NO_CHROMIUM, Browser, chromium
@@ -24,7 +31,7 @@ from waits import PATIENCE
 from ortflow.cli.app import command_line
 from ortflow.launchers.report.curves import reduced, sparkline, ticks
 from ortflow.launchers.report.parallel_coordinates import parallel_coordinates
-from ortflow.launchers.report.server import server
+from ortflow.launchers.report.server import IDLE_LIMIT, server
 from ortflow.launchers.report.style import CSS
 from ortflow.launchers.report.svg import coarse
 from ortflow.launchers.report.timeline import Segment
@@ -172,26 +179,74 @@ def test_the_page_is_small_however_long_the_run(tmp_path: Path) -> None:
     assert (tmp_path / "page.html").stat().st_size < 300_000
 
 
-def test_the_server_makes_the_page_at_each_load_for_this_machine(tmp_path: Path) -> None:
-    pages = iter(["one", "two"])
-    found = server(lambda: next(pages), 0)
+@contextlib.contextmanager
+def serving(make: Callable[[], str]) -> Iterator[ThreadingHTTPServer]:
+    found = server(make, 0)
     thread = threading.Thread(target=found.serve_forever, daemon=True)
     thread.start()
     try:
+        yield found
+    finally:
+        found.shutdown()
+        found.server_close()
+        thread.join()
+
+
+def test_the_server_makes_the_page_at_each_load_for_this_machine() -> None:
+    pages = iter(["one", "two", "three", "four"])
+    with serving(lambda: next(pages)) as found:
         address = f"http://127.0.0.1:{found.server_port}"
         assert found.server_address[0] == "127.0.0.1"
         for expected in ("one", "two"):
             with urllib.request.urlopen(f"{address}/", timeout=PATIENCE) as answer:
                 assert answer.read().decode() == expected
+        for host in ("localhost", "127.0.0.1"):  # as browsers send it for port 80
+            request = urllib.request.Request(address, headers={"Host": host})
+            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
+                assert answer.status == 200
         with pytest.raises(urllib.error.HTTPError, match="404"):
             urllib.request.urlopen(f"{address}/etc/passwd", timeout=PATIENCE)
-        request = urllib.request.Request(address, headers={"Host": "evil.example:80"})
-        with pytest.raises(urllib.error.HTTPError, match="421"):
-            urllib.request.urlopen(request, timeout=PATIENCE)
-    finally:
-        found.shutdown()
-        found.server_close()
-        thread.join()
+        for host in ("evil.example:80", "evil.example", "localhost.evil.example"):
+            with pytest.raises(urllib.error.HTTPError, match="421"):
+                urllib.request.urlopen(urllib.request.Request(address, headers={"Host": host}), timeout=PATIENCE)
+
+
+def test_an_idle_connection_blocks_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is closed in the end."""
+    with serving(lambda: "page") as found, socket.create_connection(("127.0.0.1", found.server_port), 60) as idle:
+        with urllib.request.urlopen(f"http://127.0.0.1:{found.server_port}/", timeout=PATIENCE) as answer:
+            assert answer.read() == b"page"
+        handler = cast("type[StreamRequestHandler]", found.RequestHandlerClass)
+        assert handler.timeout == IDLE_LIMIT
+        monkeypatch.setattr(handler, "timeout", 0.1)
+        with socket.create_connection(("127.0.0.1", found.server_port), 60) as idle_as_well:
+            assert idle_as_well.recv(1) == b""
+        idle.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            idle.recv(1)
+
+
+def test_a_client_that_leaves_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    left, made = threading.Event(), threading.Event()
+
+    def page() -> str:
+        made.set()
+        assert left.wait(60)
+        return "x" * (16 << 20)
+
+    with serving(page) as found:
+        before = threading.active_count()
+        client = socket.create_connection(("127.0.0.1", found.server_port), 60)
+        client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
+        assert made.wait(60)
+        # Closed with a reset, so that the answer cannot be written.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        client.close()
+        left.set()
+        end = time.monotonic() + 60
+        while threading.active_count() > before and time.monotonic() < end:
+            time.sleep(0.01)
+    assert capfd.readouterr() == ("", "")
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=500), st.integers(1, 50))
