@@ -49,7 +49,7 @@ def from_json(text: str) -> list[Entry]:
     """The table in a property. Raises UserError if it is damaged."""
     try:
         return [_entry(row) for row in json.loads(text)]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"the model's property {PROPERTY!r} is damaged", fix="export the model again") from None
 
 
