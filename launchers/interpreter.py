@@ -66,7 +66,7 @@ def examine(path: str) -> Interpreter:
         result = subprocess.run([path, "-c", _ASK, *names], capture_output=True, text=True, timeout=60, cwd="/")
         check_signal(result.returncode, path)
         answer = json.loads(result.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError) as error:
+    except (OSError, subprocess.TimeoutExpired, ValueError, RecursionError) as error:
         raise UserError(
             f"{path} does not run as a Python interpreter", where="resources.python", fix="give the path of a python"
         ) from error

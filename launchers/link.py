@@ -39,5 +39,5 @@ def measure_link(spec: RunSpec) -> tuple[float, float] | None:
             lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
             result = json.loads(lines[0])
             return float(result["bandwidth"]), float(result["latency"])
-        except (OSError, subprocess.SubprocessError, ValueError, KeyError, IndexError):
+        except (OSError, subprocess.SubprocessError, ValueError, KeyError, IndexError, RecursionError):
             return None

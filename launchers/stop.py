@@ -137,7 +137,7 @@ def read_request(file: Path) -> dict[str, Any] | None:
         text = read_whole(file)
     except OSError:
         return None
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         request = json.loads(text)
         if isinstance(request, dict):
             return request

@@ -131,6 +131,6 @@ def _take(descriptor: int, seconds: float, clock: Clock) -> bool:
 def _holder(path: Path) -> dict[str, str | int]:
     try:
         holder = json.loads(read_whole(path))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return holder if isinstance(holder, dict) else {}

@@ -40,7 +40,7 @@ def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
         return
     try:
         report = json.loads(answer.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
+    except (ValueError, IndexError, RecursionError):
         lines = [line for line in answer.stderr.splitlines() if line.strip()] or [f"exit code {answer.returncode}"]
         yield fault(ABOUT, f"cannot be checked: {lines[-1].strip()}")
         return

@@ -100,7 +100,7 @@ def runtime_finding(python: Interpreter) -> Finding:
         report: dict[str, Any] = (
             json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"fault": _last_line(done)}
         )
-    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError, RecursionError) as error:
         report = {"fault": f"its check does not run: {error}"}
     if "fault" in report:
         return fault(about, report["fault"], report.get("fix") or "")

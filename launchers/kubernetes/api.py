@@ -303,7 +303,7 @@ def _by_uid(items: Sequence[Object]) -> dict[str, Any]:
 def _json(data: bytes | str) -> Object:
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

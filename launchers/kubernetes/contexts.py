@@ -38,7 +38,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
         raise UserError(
             f"the kubeconfig {joined} names no cluster: {message}", fix="`kubectl config use-context NAME` chooses one"
         ) from error
-    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, TypeError, yaml.YAMLError, RecursionError) as error:
         message = " ".join(str(error).split())
         raise UserError(f"the kubeconfig {joined} cannot be read: {message}") from error
     inner = selected.get("context") or {}

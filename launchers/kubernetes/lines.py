@@ -41,7 +41,7 @@ def read_line(text: str) -> Line:
     if text.startswith(MARK):
         try:
             data = json.loads(text[len(MARK) :])
-        except ValueError:
+        except (ValueError, RecursionError):
             return Text(None, text)
         if isinstance(data, dict) and isinstance(data.get("record"), dict) and data.get("file") in FILES:
             return Record(str(data["file"]), data["record"], data.get("again") is True)

@@ -101,7 +101,7 @@ def owner_of(run: RunDir) -> dict[str, Any] | None:
     """The owner of a run directory; None if there was none, or the file cannot be read."""
     try:
         owner = json.loads(read_whole(run.owner))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return owner if isinstance(owner, dict) else None
 

@@ -88,7 +88,7 @@ def _read(pod: Pod, host: str) -> WorkerReport | None:
     try:
         values = json.loads(pod.worker_report(host).read_text())
         return WorkerReport(**values)
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         return None
 
 

@@ -88,5 +88,5 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_bytes().splitlines():
         try:
             yield json.loads(line)
-        except ValueError:  # torn: the rank was killed while it wrote
+        except (ValueError, RecursionError):  # torn: the rank was killed while it wrote
             continue

@@ -80,7 +80,7 @@ def login_environment(environment: Mapping[str, str]) -> dict[str, str]:
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PROFILE,
         )  # fmt: skip
         variables: dict[str, str] = json.loads(answer.stdout.rpartition(_MARK)[2].splitlines()[0])
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError, RecursionError):
         return {}
     return {name: value for name, value in variables.items() if name not in ("_", "PWD", "OLDPWD", "SHLVL")}
 

@@ -96,7 +96,7 @@ def place_files(new: str, final: str, names: Iterable[str]) -> None:
     try:
         with open(os.path.join(final, BROUGHT)) as file:
             brought = dict(json.load(file))
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, RecursionError):
         brought = {}
     for name in names:
         target = final

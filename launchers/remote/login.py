@@ -129,7 +129,7 @@ class Login:
             )
         try:
             reply: dict[str, Any] = json.loads(last)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise no_python(self.host, self.python, answer.code, answer.err) from None
         if "error" in reply:
             place = f"{reply['file']} on {self.host}" if reply.get("file") else self.host

@@ -39,7 +39,7 @@ def remember(host: str, used: Used) -> None:
 def _read() -> dict[str, Any]:
     try:
         entries = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return entries if isinstance(entries, dict) else {}
 

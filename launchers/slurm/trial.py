@@ -216,7 +216,7 @@ def _collect(folder: Path, results: Results) -> Results:
     node_report.afresh(str(folder))
     for file in sorted(folder.iterdir()):
         name, kind = file.stem, file.suffix
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, RecursionError):
             if kind == ".seen":
                 results.seen[name] = _number(file.read_text())
             elif kind == ".log":

@@ -132,7 +132,7 @@ class AbsenceNotices:
 
     def _sent(self, gone: Absence) -> set[int]:
         """The sinks that have had a message about this absence, from any process."""
-        with suppress(OSError, ValueError, KeyError, TypeError):
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             noted = json.loads(read_whole(self._run.not_back))
             if noted["attempt"] == gone.attempt:
                 return {int(sink) for sink in noted["sinks"]}

@@ -233,7 +233,7 @@ def _checkpoint_directory(run_file: Path, root: Path) -> str:
         values = yaml.safe_load(read_whole(run_file))
         folder = CheckpointSection.model_validate(values.get("checkpoint") or {}).directory
         return relocated(folder, values.get("run_dir"), root)
-    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError):
+    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError, RecursionError):
         raise UserError("cannot be read", where=str(run_file), fix="give the folder of the checkpoints") from None
 
 

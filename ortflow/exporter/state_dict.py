@@ -60,5 +60,6 @@ def _entries(module: torch.nn.Module, learned: Collection[str], present: Collect
             continue
         room -= size
         plain = tensor.detach().cpu().contiguous()
-        plain = plain.view(torch.uint16) if dtype == "BF16" else plain
-        yield Entry(name, dtype, shape, value=plain.numpy(), is_constant=stored in present)
+        # numpy has no bfloat16, and PyTorch has unsigned bits only since 2.3.
+        value = plain.view(torch.int16).numpy().view("u2") if dtype == "BF16" else plain.numpy()
+        yield Entry(name, dtype, shape, value=value, is_constant=stored in present)

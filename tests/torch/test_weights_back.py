@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,11 +22,14 @@ from torch import nn
 from workshop import CASES, Workshop
 
 import ortflow
+from ortflow.exporter.state_dict import _entries
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.weights.kept import read_kept
+from ortflow.workflow.weights.table import Entry
 from ortflow.workflow.weights.writing import write_safetensors, write_state_dict
 
 LOSS = CrossEntropy(kind="cross_entropy")
@@ -134,3 +140,39 @@ def _compare(case: Case, graphs: GraphSet, module: nn.Module, tensors: dict[str,
         made = module.eval()(*example.values()) if case.name in OTHERS else module.eval()(**example)
     made = getattr(made, case.loss.output or "logits", made) if not isinstance(made, torch.Tensor) else made
     np.testing.assert_allclose(output, made.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_weights_of_a_pytorch_without_unsigned_integers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch has them since 2.3: neither the export of a module nor its weights need them, bfloat16 included."""
+
+    class Old(types.ModuleType):
+        def __getattr__(self, name: str) -> Any:
+            if name in ("uint16", "uint32", "uint64"):
+                raise AttributeError(name)
+            return getattr(torch, name)
+
+        @staticmethod
+        def from_numpy(array: np.ndarray) -> torch.Tensor:
+            if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+                raise TypeError(f"can't convert np.ndarray of type numpy.{array.dtype}")
+            return torch.from_numpy(array)
+
+    old = Old("torch")
+    old.__spec__ = torch.__spec__
+    monkeypatch.setitem(sys.modules, "torch", old)
+    module = nn.Linear(2, 1)
+    module.register_buffer("level", torch.tensor([1.5, -2.0], dtype=torch.bfloat16))
+    entries = list(_entries(module, [], []))
+    write_state_dict(
+        tmp_path / "w.pt", [*entries, Entry("scale", "BF16", (), "scale")], {"scale": np.float32(0.5).reshape(())}
+    )
+    codes = Entry("codes", "U32", (1,), value=np.ones(1, np.uint32))
+    with pytest.raises(UserError, match="codes is of uint32, which PyTorch"):
+        write_state_dict(tmp_path / "codes.pt", [codes], {})
+    monkeypatch.undo()
+    state = torch.load(tmp_path / "w.pt", weights_only=True)
+    assert {name: value.dtype for name, value in state.items() if name in ("level", "scale")} == {
+        "level": torch.bfloat16, "scale": torch.bfloat16,
+    }  # fmt: skip
+    assert torch.equal(state["level"], module.level)
+    assert (state["scale"].shape, state["scale"].item()) == ((), 0.5)

@@ -11,7 +11,7 @@ from ortflow.workflow.assembly.loading import check_loads
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.origin import SCOPES, STACK
+from ortflow.workflow.graph.ir.origin import CLASSES, SCOPES, STACK, torch_operator
 
 STACK_OF_PYTORCH = (
     'File "/opt/lib/python3.11/site-packages/torch/nn/modules/container.py", line 259, in forward\n'
@@ -46,10 +46,28 @@ def model_of(*nodes: onnx.NodeProto) -> onnx.ModelProto:
         ({SCOPES: "[" * 50_000, STACK: 'File "' * 10_000}, "node 'n' (Det)"),
         ({SCOPES: "{'a': 1}", STACK: ""}, "node 'n' (Det)"),
         ({SCOPES: "[1, 2]"}, "node 'n' (Det)"),
+        ({SCOPES: "{[]: 1}"}, "node 'n' (Det)"),
+        ({SCOPES: f"[0x{'f' * 400}+1j]"}, "node 'n' (Det)"),
+        ({SCOPES: "-" * 50_000 + "1"}, "node 'n' (Det)"),
+        ({SCOPES: "1+" * 40_000 + "1"}, "node 'n' (Det)"),
     ],
 )
 def test_place_in_the_name_of_a_node(noted: dict[str, str], named: str) -> None:
     assert walk.called(node("Det", "a", noted=noted)) == named
+
+
+@pytest.mark.parametrize(
+    ("noted", "operator"),
+    [
+        ("['', 'aten.max.dim']", "aten.max.dim"),
+        ("[1]", ""),
+        ("[]", ""),
+        # Longer than Python turns into text.
+        (f"[0x{'f' * 9_000}]", ""),
+    ],
+)
+def test_operator_of_pytorch(noted: str, operator: str) -> None:
+    assert torch_operator(node("Det", "a", noted={CLASSES: noted})) == operator
 
 
 def test_place_of_a_node_without_a_name() -> None:

@@ -127,6 +127,9 @@ def test_axes_of_computed_length() -> None:
     assert length("floor(sequence/2 - 1/2) + 1", axes) == 3
     for text in ("other", "batch*other", "__import__('os')", "batch**9", "", "-batch"):
         assert length(text, axes) is None, text
+    # A number that no floating-point number holds, and more signs than the parser takes.
+    for text in (f"0x{'f' * 400}", f"0x{'f' * 400}/2", "-" * 50_000 + "1"):
+        assert length(text, axes) is None, text[:9]
 
 
 def test_the_arena_splits_joins_and_grows() -> None:

@@ -25,6 +25,7 @@ def test_messages_arrive_whole_whatever_the_pieces() -> None:
 @pytest.mark.parametrize("line", [
     b"GET / HTTP/1.1", b"[]", b"3", b"{}", b'{"kind": "other"}', b'{"kind": []}', b'{"kind": "step", "step": 1}',
     b'{"kind": "step", "step": "1", "checks": 0}', b'{"kind": "step", "step": true, "checks": 0}', b"\xff\xfe",
+    pytest.param(b"[" * 200_000, id="nested"),
 ])  # fmt: skip
 def test_other_data_is_refused(line: bytes) -> None:
     with pytest.raises(WireError):

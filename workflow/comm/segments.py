@@ -161,7 +161,7 @@ def _records(folder: Path) -> Iterator[_Record]:
     for path in sorted(folder.glob(f"ortflow_mpi_{os.getuid()}_*")):
         if not _RECORD.fullmatch(path.name):
             continue
-        with suppress(OSError, ValueError, TypeError, AttributeError):
+        with suppress(OSError, ValueError, TypeError, AttributeError, RecursionError):
             descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
                 if os.fstat(descriptor).st_uid != os.getuid():

@@ -89,7 +89,7 @@ def _read(path: Path, key: str) -> bytes | None:
     try:
         text = path.read_bytes()
         algorithm = bytes.fromhex(json.loads(text)["algorithm"])
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return algorithm if text == _text(key, algorithm) else None
 

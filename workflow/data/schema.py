@@ -173,7 +173,10 @@ def encode_ranges(ranges: Mapping[str, Range]) -> dict[bytes, bytes]:
 
 def decode_ranges(metadata: Mapping[bytes, bytes] | None) -> dict[str, Range]:
     """Decode the ranges by column from a record batch's metadata; empty if it has none."""
-    ranges = json.loads((metadata or {}).get(RANGES_KEY, b"{}"))
+    try:
+        ranges = json.loads((metadata or {}).get(RANGES_KEY, b"{}"))
+    except (ValueError, RecursionError):
+        ranges = None
     if not isinstance(ranges, dict) or not all(_is_range(span) for span in ranges.values()):
         raise UnusableError("the ranges in its metadata are damaged")
     return {name: (low, high) for name, (low, high) in ranges.items()}

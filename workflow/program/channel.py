@@ -94,7 +94,7 @@ class Peer:
 def _decoded(line: bytes) -> Message:
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Lost("a message is not JSON") from error
     if not isinstance(message, dict):
         raise Lost("a message is not an object")

@@ -6,7 +6,6 @@ world: machines, addresses, ports. The file has a token, so that nobody else who
 
 from __future__ import annotations
 
-import hmac
 import json
 import os
 import random
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from ortflow.workflow.errors import CommunicationError, OrtflowError
 from ortflow.workflow.program.channel import Lost, Message, Peer
+from ortflow.workflow.program.tokens import is_token
 from ortflow.workflow.program.variables import World
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.run.rundir import RunDir
@@ -86,7 +86,7 @@ def join(
         leave()
         try:
             contact = json.loads(read_whole(file))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             time.sleep(POLL)
             continue
         peer = _connect(contact)
@@ -190,7 +190,7 @@ def _accept_all(
             peer.close()
             continue
         rank = message.get("rank")
-        if not hmac.compare_digest(str(message.get("token")), token) or type(rank) is not int or not 0 < rank < size:
+        if not is_token(message.get("token"), token) or type(rank) is not int or not 0 < rank < size:
             peer.close()
             continue
         peers[rank], joined[rank] = peer, message

@@ -104,7 +104,7 @@ def read_plan(run_dir: RunDir) -> dict[str, Any]:
     """plan.json of a program's run; empty if there is none, or if it cannot be read."""
     try:
         plan = json.loads(read_whole(run_dir.plan))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return plan if isinstance(plan, dict) else {}
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
 import secrets
 import selectors
 import socket
 from collections.abc import Iterator
 
+from ortflow.workflow.program.tokens import is_token
 from ortflow.workflow.program.wire import ADDRESS_VARIABLE, TOKEN_VARIABLE, VERSION, Lines, Message, WireError, encode
 
 MOST_WAITING = 16 << 20
@@ -101,8 +101,7 @@ class Server:
             messages, over = client.read()
             for message in messages:
                 if client.rank is None:
-                    # `==` would take the longer, the more of the token is right.
-                    if message["kind"] != "hello" or not hmac.compare_digest(message["token"], self._token):
+                    if message["kind"] != "hello" or not is_token(message["token"], self._token):
                         over = True
                         break
                     if (refusal := self._refusal(message)) is not None:

@@ -96,7 +96,7 @@ def decode(line: bytes) -> Message:
     """Return the message of a line, with the fields of its kind; raise WireError otherwise."""
     try:
         message = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"not a line of JSON: {line[:80]!r}") from error
     kind = message.get("kind") if isinstance(message, dict) else None
     fields = FIELDS.get(kind) if isinstance(kind, str) else None

@@ -45,7 +45,7 @@ class Fence:
     def _owner(self) -> str | None:
         try:
             owner = json.loads(read_whole(self._path))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return owner.get("token") if isinstance(owner, dict) else None
 

@@ -111,7 +111,7 @@ def _read(path: Path) -> Outcome | None:
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         disabled, optimised, faults = read["disabled"], read["optimised"], read["faults"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
         return None
     if not isinstance(disabled, list) or not isinstance(optimised, bool) or not isinstance(faults, dict):
         return None

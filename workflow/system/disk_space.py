@@ -218,7 +218,7 @@ class Notice:
             content = json.loads(text)
             lack = OutOfDisk(Path(content["path"]), int(content["needed"]))
             return lack, content.get("short") is True, content.get("fatal") is True
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return None, False, False
 
     def _is_short(self, lack: OutOfDisk) -> bool | None:

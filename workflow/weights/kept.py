@@ -59,7 +59,7 @@ def read_record(folder: Path) -> Record | None:
         row = json.loads((folder / RECORD).read_bytes())
         files = tuple((str(path), int(size), int(time)) for path, size, time in row["files"])
         return Record(dict(row["section"]), str(row["digest"]), files)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

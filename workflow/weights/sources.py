@@ -94,7 +94,7 @@ def _of_shards(path: Path) -> Weights:
     try:
         names = json.loads(read_whole(path))["weight_map"]
         files = sorted({str(name) for name in names.values()})
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError("is not an index of shards", where=str(path), fix="download it again") from None
     outside = [name for name in files if Path(name).name != name]
     if outside:

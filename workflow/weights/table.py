@@ -49,7 +49,7 @@ def from_json(text: str) -> list[Entry]:
     """The table in a property. Raises UserError if it is damaged."""
     try:
         return [_entry(row) for row in json.loads(text)]
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise UserError(f"the model's property {PROPERTY!r} is damaged", fix="export the model again") from None
 
 
@@ -94,9 +94,13 @@ def as_float32(array: Array, dtype: str) -> npt.NDArray[np.float32]:
 def as_dtype(array: Array, dtype: str) -> Array:
     """Elements of single precision, or integers, as safetensors' element type `dtype` stores them."""
     if dtype == "BF16":
-        bits = np.ascontiguousarray(array, np.float32).view(np.uint32)
+        # numpy's ascontiguousarray makes a vector of a scalar.
+        single = np.asarray(array, np.float32, order="C")
+        bits = single.view(np.uint32)
         # To the nearest, and to an even last bit between two, as PyTorch rounds.
-        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
+        # Rounding may carry the bits of a NaN into the exponent and the sign: its sign and one bit are kept.
+        return np.where(np.isnan(single), bits >> 16 | 0x40, rounded).astype(np.uint16)
     if np.issubdtype(array.dtype, np.floating) and dtype[0] in "IU":
         # astype cuts the fraction off: 2.9999998 would become 2.
         array = np.rint(array)

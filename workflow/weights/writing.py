@@ -21,6 +21,8 @@ from ortflow.workflow.weights.table import Array, Entry, as_dtype
 
 PRODUCER = {"format": "pt", "producer": "ortflow"}
 """Metadata of a file; transformers reads `format`."""
+UNSIGNED = ("U16", "U32", "U64")
+"""safetensors' element types that PyTorch has only since 2.3."""
 
 
 def check_values(entries: Sequence[Entry], tensors: Mapping[str, Array]) -> None:
@@ -63,21 +65,24 @@ def write_state_dict(path: Path, entries: Sequence[Entry], tensors: Mapping[str,
     require_torch()
     import torch
 
-    kinds = {
-        "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "I64": torch.int64, "I32": torch.int32,
-        "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool, "C64": torch.complex64,
-        "U16": torch.uint16, "U32": torch.uint32, "U64": torch.uint64,
-    }  # fmt: skip
     torch_tensors: dict[str, Any] = {}
     state: OrderedDict[str, Any] = OrderedDict()
     for entry in entries:
         if entry.tensor in torch_tensors:
             state[entry.name] = torch_tensors[str(entry.tensor)]
             continue
+        if entry.dtype in UNSIGNED and not hasattr(torch, "uint16"):
+            kind = f"uint{entry.dtype[1:]}"
+            raise UserError(
+                f"{entry.name} is of {kind}, which PyTorch {torch.__version__} has not",
+                fix="install torch 2.3 or later, or use --to safetensors",
+            )
         # A copy: torch.from_numpy warns of an array that cannot be written to, as those of a mapped file cannot.
         array = np.array(value_of(entry, tensors))
-        tensor = torch.from_numpy(array)
-        tensor = tensor.view(torch.bfloat16) if entry.dtype == "BF16" else tensor.to(kinds[entry.dtype])
+        if entry.dtype == "BF16":  # by signed bits, which every PyTorch has
+            tensor = torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        else:
+            tensor = torch.from_numpy(array)
         state[entry.name] = tensor
         if entry.tensor is not None:
             torch_tensors[entry.tensor] = tensor

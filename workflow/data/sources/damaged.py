@@ -86,7 +86,7 @@ def _bad_ones(samples: Encoded) -> Bad:
         return _checked(samples, range(len(samples)))
     record = folder / f"{samples.digest}.json"
     with held(folder / f"{samples.digest}.lock"):
-        with contextlib.suppress(OSError, ValueError, TypeError):
+        with contextlib.suppress(OSError, ValueError, TypeError, RecursionError):
             bad_before = [
                 (int(number), str(file), str(fault)) for number, file, fault in json.loads(record.read_bytes())
             ]

@@ -233,7 +233,7 @@ def _numbers(
     if ".json" in members:
         try:
             fields = json.loads(_text(stream, members[".json"]))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{key}.json cannot be read ({error})", where=str(file), fix="correct it") from None
         for name, value in fields.items() if isinstance(fields, dict) else ():
             if isinstance(value, (int, float)):

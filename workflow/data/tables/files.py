@@ -68,7 +68,7 @@ def _of_hugging_face(path: Path) -> list[Path]:
         state = json.loads(read_whole(path / _HUGGING_FACE))
         names = [entry["filename"] for entry in state["_data_files"]]
         index_files = state.get("_indices_data_files")
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         raise UserError("is not the state of a Hugging Face dataset", where=str(path / _HUGGING_FACE)) from None
     if index_files:
         fix = "save it again behind `dataset.flatten_indices()`"

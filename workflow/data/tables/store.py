@@ -132,5 +132,5 @@ def _load(place: Path) -> dict[str, Any] | None:
             return None
         record: dict[str, Any] = body["record"]
         return record
-    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -58,7 +58,7 @@ def names_of(scopes: str) -> list[object]:
     """The list recorded under `SCOPES`; empty if it is not a list of text."""
     try:
         names = ast.literal_eval(scopes) if 0 < len(scopes) < _MOST else []
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
+    except (ValueError, TypeError, ArithmeticError, SyntaxError, RecursionError, MemoryError):
         return []
     return names if isinstance(names, list) else []
 
@@ -71,7 +71,7 @@ def torch_operator(node: onnx.NodeProto) -> str:
     for prop in node.metadata_props:
         if prop.key == CLASSES:
             names = names_of(prop.value)
-            return str(names[-1]) if names else ""
+            return names[-1] if names and isinstance(names[-1], str) else ""
     return ""
 
 

@@ -24,7 +24,7 @@ def recorded(model: onnx.ModelProto) -> dict[str, list[str]]:
             continue
         try:
             names = json.loads(prop.value)
-        except ValueError:
+        except (ValueError, RecursionError):
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise UserError(f"the model's property {prop.key!r} is not a list of names", fix="export the model again")

@@ -91,9 +91,9 @@ def length(text: str, axes: Mapping[str, int]) -> int | None:
         return axes[text]
     try:
         number = _value(ast.parse(text, mode="eval").body, axes)
-    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return math.floor(number) if math.isfinite(number) and number >= 0 else None
+    except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
         return None
-    return math.floor(number) if math.isfinite(number) and number >= 0 else None
 
 
 def _value(tree: ast.expr, axes: Mapping[str, int]) -> float:

@@ -43,7 +43,7 @@ def _modules(node: onnx.NodeProto) -> list[str] | None:
         if prop.key == _SCOPES:
             try:
                 scopes = json.loads(prop.value.replace("'", '"'))
-            except ValueError:
+            except (ValueError, RecursionError):
                 return None
             return scopes if isinstance(scopes, list) and all(isinstance(scope, str) for scope in scopes) else None
     if not node.name.startswith("/"):
