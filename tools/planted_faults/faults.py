@@ -90,7 +90,7 @@ FAULTS = (
     _fault("workflow/data/sources/mapped.py", "((int(start), part[name])", "((0, part[name])", "data_in_place"),
     _fault("workflow/data/tables/records.py", "np.searchsorted(quotes, ends) % 2 == 0", "ends >= 0", "data_tables"),
     # Weights, inference, sinks.
-    _fault("workflow/weights/matching.py", "found.pop(name, None)", "pass", "start_from"),
+    _fault("workflow/weights/matching.py", "tensor_sources.pop(name, None)", "pass", "start_from"),
     _fault("workflow/inference/outputs.py", "reversed(array.shape[1:])", "array.shape[1:]", "inference_outputs"),
     _fault("workflow/sinks/delivery.py", "queue.Queue(MOST)", "queue.Queue()", "sinks"),
     # Training programs.
