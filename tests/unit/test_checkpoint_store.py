@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,47 @@ def test_a_save_that_lacks_its_marker_only_is_completed(store: DirectoryStore) -
     assert sorted(path.name for path in store.clean()) == [f".tmp-{step_name(6)}-00", f".trash-{step_name(3)}"]
     assert (store.place(4) / MARKER).read_bytes() == b"mark"
     assert store.steps() == [4, 5]
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_step_that_is_saved_again_has_a_checkpoint_at_each_moment(
+    store: DirectoryStore, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], call: int
+) -> None:
+    """Its save ends at one of the calls that change names: by a kill, behind which the next attempt cleans up, or a
+    full disk."""
+    (saved(store, 5) / "rank-0000.safetensors").write_text("old")
+    folder = store.begin(5, 1)
+    (folder / "rank-0000.safetensors").write_text("new")
+    calls = 0
+
+    def interrupted(function: Callable[..., object]) -> Callable[..., object]:
+        def change(*arguments: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise error
+            return function(*arguments, **options)
+
+        return change
+
+    with monkeypatch.context() as patch:
+        for name in ("rename", "unlink", "rmdir", "fsync"):
+            patch.setattr(os, name, interrupted(getattr(os, name)))
+        try:
+            store.commit(5, 1, b"mark")
+        except error:
+            assert calls >= call
+        else:
+            assert calls < call or error is OSError
+    if error is KeyboardInterrupt:
+        store.clean()
+    assert store.steps() == [5]
+    assert (store.place(5) / MARKER).is_file()
+    assert (store.place(5) / "rank-0000.safetensors").read_text() in ("old", "new")
+    assert store.foreign() is None
+    store.clean()
+    assert sorted(os.listdir(store.path)) == [step_name(5)]
 
 
 def test_a_folder_in_the_run_directory_follows_it_and_another_does_not(tmp_path: Path) -> None:

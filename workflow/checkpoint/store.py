@@ -29,6 +29,8 @@ MANIFEST = "manifest.json"
 _STEP = re.compile(r"step-([0-9]{8,})")
 _TEMPORARY = ".tmp-"
 _TRASH = ".trash-"
+_REPLACED = ".replaced-"
+"""The checkpoint of a step that is being saved again: what a kill before the commit leaves of it."""
 _ASIDE = "rejected-"
 _UNMARKED = ".unmarked"
 _FILES = re.compile(
@@ -37,6 +39,7 @@ _FILES = re.compile(
 _PROGRAM = ".program"
 """In the temporary folder of a program's save: all that is in it is the save's. Removed before the commit."""
 _LEFT = re.compile(r"\.tmp-step-\d{8,}-\d{2,}|\.trash-step-\d{8,}(\.\d+)?")
+_LEFT_REPLACED = re.compile(r"\.replaced-step-([0-9]{8,})")
 LOCK = ".run.lock"
 """Name of the lock of a folder outside its run directory, see `folder_lock`."""
 _LOCK = re.compile(re.escape(LOCK))
@@ -169,26 +172,28 @@ class DirectoryStore:
     def commit(self, step: int, attempt: int, mark: bytes) -> Path:
         """Rename the folder, then add the marker: a folder without a marker is not a checkpoint.
 
-        An existing checkpoint of the step is deleted; set it aside first to keep it. Anything else of that name is set
-        aside.
+        An existing checkpoint of the step is deleted when this one is committed; set it aside first to keep it.
+        Anything else of that name is set aside.
         """
-        folder = self.place(step)
+        folder, replaced = self.place(step), self._replaced(step)
         temporary = self._temporary(step, attempt)
         # The marker's blocks are written before its name, so that a full disk cannot prevent the commit.
         write_atomically(temporary / _UNMARKED, mark)
         if self.is_own(step):
-            self.remove(step)
+            _delete(replaced)  # what a deletion that failed has left
+            os.rename(folder, replaced)
         elif os.path.lexists(folder):
             self.set_aside(step, attempt)
-        os.rename(temporary, folder)
         try:
+            os.rename(temporary, folder)
             sync_directory(self.path)
             sync_directory(self.path.parent)
             self._mark(step)
         except OSError:
             with contextlib.suppress(OSError):
-                self.remove(step)
+                self._restore(step)
             raise
+        _delete(replaced)
         return folder
 
     def abandon(self, step: int, attempt: int) -> None:
@@ -207,7 +212,7 @@ class DirectoryStore:
             return None
         except NotADirectoryError:
             return self.path if os.path.lexists(self.path) else None
-        patterns = (_STEP, _LEFT, _SET_ASIDE, _LOCK)
+        patterns = (_STEP, _LEFT, _LEFT_REPLACED, _SET_ASIDE, _LOCK)
         foreign = (name for name in names if not any(pattern.fullmatch(name) for pattern in patterns))
         return next((self.path / name for name in foreign), None)
 
@@ -237,13 +242,19 @@ class DirectoryStore:
         return [path for path in self.set_asides() if _is_own(path) and _delete(path)]
 
     def clean(self) -> list[Path]:
-        """Remove unfinished saves and deletions and return them; a save that lacks only its marker is completed."""
+        """Remove unfinished saves and deletions and return them; a save that lacks only its marker is completed.
+
+        A checkpoint that an unfinished save was to replace gets its name back.
+        """
         if not self.path.is_dir():
             return []
         removed = [path for path in self.path.iterdir() if _LEFT.fullmatch(path.name) and _delete(path)]
         for step in self.steps():
             if (self.place(step) / _UNMARKED).exists():
                 self._mark(step)
+        for match in [_LEFT_REPLACED.fullmatch(name) for name in os.listdir(self.path)]:
+            if match is not None:
+                self._restore(int(match[1]))
         return removed
 
     def free_bytes(self) -> int:
@@ -255,6 +266,21 @@ class DirectoryStore:
         folder = self.place(step)
         os.rename(folder / _UNMARKED, folder / MARKER)
         sync_directory(folder)
+
+    def _restore(self, step: int) -> None:
+        """Leave one checkpoint of a step whose save has ended: the new one if it is committed, else the one before."""
+        folder, replaced = self.place(step), self._replaced(step)
+        if (folder / MARKER).is_file():
+            _delete(replaced)
+            return
+        if self.is_own(step):
+            self.remove(step)
+        if own_files.is_folder(replaced) and not os.path.lexists(folder):
+            os.rename(replaced, folder)
+            sync_directory(self.path)
+
+    def _replaced(self, step: int) -> Path:
+        return self.path / f"{_REPLACED}{step_name(step)}"
 
     def _temporary(self, step: int, attempt: int) -> Path:
         return self.path / f"{_TEMPORARY}{step_name(step)}-{attempt:02d}"
