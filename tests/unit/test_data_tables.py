@@ -94,6 +94,17 @@ def test_any_row_is_as_the_csv_module_wrote_it(data: st.DataObject, tmp_path: Pa
     assert table.summaries["n"].deviation == pytest.approx(np.std([row[1] for row in rows]))
 
 
+@pytest.mark.parametrize("quoted", [False, True])
+def test_a_record_may_be_longer_than_a_block_of_the_parser(quoted: bool, tmp_path: Path) -> None:
+    long = "ab" * (3 << 19)
+    rows = [("x", 1), (f'"{long},\n"' if quoted else long, 2), ("y", 3)]
+    path = written(tmp_path / "t.csv", "text,n\n" + "".join(f"{text},{n}\n" for text, n in rows))
+    table = TextTable([path], {})
+    assert table.take(np.array([2, 1]), ["text", "n"]).to_pydict() == {
+        "text": ["y", f"{long},\n" if quoted else long], "n": [3, 2],
+    }  # fmt: skip
+
+
 def test_quotes_inside_fields_without_quotes_are_characters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = ['5" pipe,1', '"a\nb",2', 'x""y"z,3', '"a"b"c,4']
     path = written(tmp_path / "t.csv", "\n".join(["t,n", *rows]))

@@ -98,6 +98,25 @@ def test_functions_of_the_user_run_there(tmp_path: Path, workers: Workers, monke
         by_workers.read_ragged("tokens", ORDER)
 
 
+def test_a_write_that_the_kernel_cuts_short_is_continued(
+    tmp_path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One call writes at most 2 GiB; here, at most five bytes.
+    (tmp_path / "short_writes.py").write_text(
+        "import os\n"
+        "pwrite = os.pwrite\n"
+        "def change(tokens, random):\n"
+        "    os.pwrite = lambda file, data, place: pwrite(file, memoryview(data).cast('B')[:5], place)\n"
+        "    return tokens\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    tokens = np.arange(1, 12 * 7 + 1, dtype=np.int64).reshape(12, 7)
+    path = tmp_path / "set.npz"
+    np.savez(path, tokens=tokens)
+    _, by_workers = opened(path, workers, {"function": "short_writes:change", "column": "tokens"})
+    np.testing.assert_array_equal(by_workers.read("tokens", ORDER), tokens[ORDER])
+
+
 def test_a_damaged_file_is_named(tmp_path: Path, workers: Workers) -> None:
     root = write_classes(tmp_path, {"cat": 12})
     (root / "cat" / "007.png").write_bytes(b"damaged")

@@ -88,6 +88,16 @@ def test_outputs_replace_and_add_columns(tmp_path: Path, samples: Samples, batch
         np.testing.assert_allclose(made.read("sum", one)[0], (x[number] * share + noise).sum(), rtol=1e-5)
 
 
+@pytest.mark.parametrize("batch", [(), ("batch",)])
+def test_a_scalar_stays_one(batch: Sequence[Any], tmp_path: Path, samples: Samples) -> None:
+    nodes = [helper.make_node("Add", ["one", "noise"], ["more"])]
+    values: list[Value] = [(name, FLOAT, list(batch)) for name in ("one", "noise", "more")]
+    path = graph(tmp_path / "add.onnx", nodes, values[:2], values[2:])
+    made = changed(samples, {"onnx": path, "random": {"noise": "uniform"}})
+    assert str(made.columns["more"]) == "float32 scalar"
+    assert made.read("more", np.array([1, 2])).shape == (2,)
+
+
 def test_ranks_resumes_and_workers_see_the_same_bits(tmp_path: Path, samples: Samples) -> None:
     item = {**SHIFTED, "onnx": shift(tmp_path / "augment.onnx", "batch")}
     section = DataSection.model_validate(

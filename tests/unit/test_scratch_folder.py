@@ -50,3 +50,11 @@ def test_a_plan_syncs_nothing(tmp_path: Path, synced: list[str]) -> None:
     run_file = tmp_path / "run.yaml"
     forecast(resolve_paths(load_run_file(run_file, [], files=True), run_file))
     assert synced == []
+
+
+def test_a_name_of_the_greatest_length_can_be_replaced(tmp_path: Path) -> None:
+    # Of bytes, of which a character may have several.
+    for name in ("é" * 124 + ".json", "a" + "é" * 122 + ".json", "€" * 83 + ".json", "x" * 255):
+        write_atomically(tmp_path / name, b"{}")
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        (tmp_path / name).unlink()

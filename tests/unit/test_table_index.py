@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
@@ -17,7 +18,7 @@ import pytest
 from pyarrow import parquet
 
 from ortflow.workflow.data import cache_lock
-from ortflow.workflow.data.tables import decode, pieces, scan
+from ortflow.workflow.data.tables import decode, pieces, scan, store
 from ortflow.workflow.data.tables.columnar import ColumnarTable
 from ortflow.workflow.data.tables.text_table import TextTable
 from ortflow.workflow.errors import UserError
@@ -206,6 +207,38 @@ def test_processes_that_build_at_once_build_one_index(
     assert sorted(process.exitcode or 0 for process in processes)[1:] == [0, 0, 0]
     assert content(cache) == content(whole)
     assert [each.name for each in cache.iterdir() if not each.is_dir()] == []
+
+
+@pytest.mark.parametrize("state", ["whole", "damaged"])
+def test_without_locks_the_second_of_two_builds_is_dropped(
+    state: str, tmp_path: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = use_cache(tmp_path / "whole", monkeypatch)
+    build(files)
+    cache = use_cache(tmp_path / "shared", monkeypatch)
+    monkeypatch.setattr(cache_lock.fcntl, "flock", no_locks)
+    check, inner = store.check_unchanged, []
+
+    def late(*given: Any) -> None:
+        """Another build ends when this one is about to."""
+        check(*given)
+        if not inner:
+            inner.append(True)
+            build(files)
+            (entry,) = (each for each in cache.iterdir() if each.is_dir() and each.name[0] != ".")
+            inner[:] = [entry.stat().st_ino]
+            if state == "damaged":
+                (entry / "record.json").write_text("{")
+
+    monkeypatch.setattr(store, "check_unchanged", late)
+    build(files)
+    assert content(cache) == content(whole)
+    (entry,) = (each for each in cache.iterdir() if each.is_dir())
+    assert (entry.stat().st_ino == inner[0]) == (state == "whole"), "what others may read stays"
+
+
+def no_locks(file: Any, operation: int) -> None:
+    raise OSError(errno.ENOLCK, "No locks available")
 
 
 def test_a_lock_that_its_holder_removed_is_taken_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -140,6 +140,28 @@ def test_masking_takes_what_it_needs_from_the_tokenizer(folder: Path) -> None:
         transforms_of(made, "data.train")
 
 
+@pytest.mark.parametrize("largest", [(1 << 16) - 1, 70_000])
+def test_ids_may_have_gaps(largest: int, folder: Path) -> None:
+    tokenizer = Tokenizer(models.WordLevel({"<pad>": 0, "a": 5, "<mask>": largest}, "<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    write(folder / "gaps.jsonl", [{"text": "a <mask>"}])
+    samples = opened(folder, "gaps.jsonl")
+    assert samples.read_ragged("tokens", np.array([0]))[0].tolist() == [5, largest]
+    made = DataSet.model_validate({**section(folder, "gaps.jsonl"), "transforms": [{"mask_tokens": {}}]})
+    mask = transforms_of(made, "data.train")[0].mask_tokens
+    assert mask is not None
+    assert (mask.mask_id, mask.vocabulary) == (largest, largest + 1)
+
+
+def test_an_id_that_the_vocabulary_lacks_is_refused(folder: Path) -> None:
+    definition = json.loads((folder / "tokenizer.json").read_text())
+    definition["post_processor"]["special_tokens"]["</s>"]["ids"] = [70_000]
+    (folder / "tokenizer.json").write_text(json.dumps(definition))
+    with pytest.raises(UserError, match=r"tokenizer\.json: gives the id 70000, .* largest is 13"):
+        opened(folder)
+
+
 def test_init_guesses_how_text_fills_a_model(folder: Path) -> None:
     tokens, mask = Array("input_ids", "int64", (None,)), Array("attention_mask", "int64", (None,))
     positions = Array("position_ids", "int64", (16,))

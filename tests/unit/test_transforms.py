@@ -196,6 +196,27 @@ def test_a_function_of_the_user(pictures: Samples, tmp_path: Path, monkeypatch: 
     sys.modules.pop("own_changes", None)
 
 
+def test_a_file_of_the_user_may_hold_dataclasses(pictures: Samples, tmp_path: Path) -> None:
+    order = np.array([2, 0])
+    for folder, factor in (("a", 2), ("b", 3)):
+        (tmp_path / folder).mkdir()
+        path = tmp_path / folder / "change.py"
+        path.write_text(
+            "from __future__ import annotations\nimport dataclasses, sys\n"
+            "@dataclasses.dataclass\nclass Change:\n    factor: int\n"
+            f"CHANGE = Change({factor})\n"
+            "def change(image, random):\n"
+            "    return image * image.dtype.type(sys.modules[Change.__module__].CHANGE.factor)\n"
+        )
+    both = [changed(pictures, {"function": f"{tmp_path / folder / 'change.py'}:change"}) for folder in "ab"]
+    for samples, factor in zip(both, (2, 3), strict=True):
+        np.testing.assert_array_equal(samples.read("image", order), pictures.read("image", order) * np.float32(factor))
+    (tmp_path / "broken.py").write_text("import missing_module\n")
+    with pytest.raises(UserError, match="missing_module"):
+        changed(pictures, {"function": f"{tmp_path / 'broken.py'}:change"})
+    assert not [name for name in sys.modules if name.startswith("ortflow_function_broken")]
+
+
 @pytest.mark.parametrize(
     ("transforms", "message"),
     [

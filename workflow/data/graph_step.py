@@ -174,7 +174,8 @@ def _drawn(draws: Draws, kind: str, shape: tuple[int, ...], dtype: np.dtype[Any]
 def _results(path: str, feeds: Mapping[str, Array], feed: str, batched: bool) -> dict[str, Array]:
     session = _session(path)
     names = [value.name for value in session.get_outputs()]
-    arrays = {name: np.ascontiguousarray(array[None] if batched else array) for name, array in feeds.items()}
+    # ascontiguousarray makes a vector of a scalar.
+    arrays = {name: np.asarray(array[None] if batched else array, order="C") for name, array in feeds.items()}
     try:
         results = session.run(names, arrays)
     except Exception as error:  # noqa: BLE001 - ONNX Runtime has a class for each status

@@ -84,7 +84,7 @@ def _tokenise(documents: Iterable[str], text: TextSection, tokens: Path, ends: P
             raise UserError(f"has no token {text.end!r}", where=text.tokenizer, fix="correct text.end")
     if text.max_length is not None:
         _truncate(tokenizer, text.max_length - (end is not None))
-    kind: np.dtype[Any] = np.dtype(np.uint16 if tokenizer.get_vocab_size() <= 1 << 16 else np.uint32)
+    kind: np.dtype[Any] = np.dtype(np.uint16 if (count := count_of(tokenizer)) <= 1 << 16 else np.uint32)
     lengths: list[int] = []
     cut, remaining = 0, iter(documents)
     try:
@@ -92,6 +92,9 @@ def _tokenise(documents: Iterable[str], text: TextSection, tokens: Path, ends: P
             while batch := list(itertools.islice(remaining, _DOCUMENTS)):
                 for encoding in tokenizer.encode_batch(batch):
                     ids = [*encoding.ids, *([] if end is None else [end])]
+                    if ids and max(ids) >= count:  # of a post-processor
+                        message = f"gives the id {max(ids)}, and its vocabulary's largest is {count - 1}"
+                        raise UserError(message, where=text.tokenizer, fix="correct its post_processor")
                     cut += bool(encoding.overflowing)
                     lengths.append(len(ids))
                     file.write(np.array(ids, kind).tobytes())
@@ -134,6 +137,11 @@ def tokenizer_of(path: str) -> Any:
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer
+
+
+def count_of(tokenizer: Any) -> int:
+    """The largest id of a token, and one. Ids may have gaps, which `get_vocab_size` leaves out."""
+    return 1 + max(tokenizer.get_vocab().values(), default=-1)
 
 
 def _truncate(tokenizer: Any, length: int) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
@@ -13,6 +15,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
+import xxhash
 
 from ortflow.workflow.data.draws import Draws
 from ortflow.workflow.data.schema import Array, Column
@@ -299,11 +302,19 @@ def function_of(name: str) -> Callable[[Array, np.random.Generator], Any]:
 @cache
 def _of_file(path: str) -> ModuleType:
     """The module in a file, loaded once."""
-    description = importlib.util.spec_from_file_location(f"ortflow_function_{Path(path).stem}", path)
+    # Files of several folders may have one name.
+    name = f"ortflow_function_{Path(path).stem}_{xxhash.xxh3_64_hexdigest(os.fsencode(os.path.abspath(path)))}"
+    description = importlib.util.spec_from_file_location(name, path)
     if description is None or description.loader is None:
         raise ImportError(f"{path} is not a module")
     module = importlib.util.module_from_spec(description)
-    description.loader.exec_module(module)
+    # Dataclasses, pickle and others look a class's module up.
+    sys.modules[name] = module
+    try:
+        description.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return module
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortflow.workflow.data.tokenised import tokenizer_of
+from ortflow.workflow.data.tokenised import count_of, tokenizer_of
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.transforms import MaskTokens, Transform
@@ -46,7 +46,7 @@ def _completed(mask: MaskTokens, section: DataSet, key_path: str) -> MaskTokens:
     special = sorted(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
     values = {
         "mask_id": mask_token and tokenizer.token_to_id(mask_token),
-        "vocabulary": tokenizer.get_vocab_size(),
+        "vocabulary": count_of(tokenizer),
         "special": special,
     }
     return mask.model_copy(update={key: value for key, value in values.items() if getattr(mask, key) is None})

@@ -12,7 +12,10 @@ import sys
 import threading
 import traceback
 from queue import SimpleQueue
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortflow.workflow.data.schema import Array
 
 LENGTH_BYTES = 8
 
@@ -67,11 +70,19 @@ def main() -> None:
             if samples.columns[name].variable:
                 reply = (number, samples.read_ragged(name, indices), None)
             else:
-                os.pwrite(memory, samples.read(name, indices).data, offset)
+                _put(memory, samples.read(name, indices), offset)
                 reply = (number, None, None)
         except BaseException as error:  # noqa: BLE001 - the rank raises it
             reply = (number, None, _described(error))
         send(replies, reply)
+
+
+def _put(memory: int, samples: Array, offset: int) -> None:
+    rest = memoryview(samples.reshape(-1).view("uint8").data)
+    while rest:
+        # One call writes at most 2 GiB (write(2)).
+        count = os.pwrite(memory, rest, offset)
+        rest, offset = rest[count:], offset + count
 
 
 def _described(error: BaseException) -> tuple[str, str | None, str | None, bool]:

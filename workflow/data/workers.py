@@ -105,7 +105,10 @@ class Workers:
             done = 0
             while done < len(flat):
                 # One call reads at most 2 GiB (read(2)).
-                done += os.preadv(self._memory, [flat[done:]], done)
+                count = os.preadv(self._memory, [flat[done:]], done)
+                if not count:
+                    raise OrtflowError(f"worker processes of the data wrote {done} of {len(flat)} bytes")
+                done += count
         return []
 
     def close(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.system.own_files import name_start
 
 Array = npt.NDArray[Any]
 Rows = Mapping[str, Array]
@@ -57,7 +58,7 @@ def writing(path: Path, samples: int) -> Iterator[Writer]:
     if os.path.lexists(path):
         raise UserError(f"{path} exists, so it is not replaced", where="--output", fix="choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=f".{path.name[:200]}.", dir=path.parent) as folder:
+    with TemporaryDirectory(prefix=f".{name_start(path.name)}.", dir=path.parent) as folder:
         part = Path(folder) / path.name
         writer = kinds[path.suffix](part, samples)
         try:

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from ortflow.workflow.run.record import ATTEMPTS, read_records
 from ortflow.workflow.system.disk_space import short_write
 from ortflow.workflow.system.files import open_regular, read_whole
-from ortflow.workflow.system.own_files import TEMPORARY
+from ortflow.workflow.system.own_files import TEMPORARY, name_start
 
 OWN_FILES = re.compile(
     rf"""
@@ -184,8 +184,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     attempt = os.environ.get("ORTFLOW_ATTEMPT")
     made_by = f"a{attempt}-" if attempt and attempt.isdigit() else ""
-    # File systems allow 255 bytes for a name.
-    temporary = path.with_name(f".{path.name[:200]}.{made_by}{os.urandom(4).hex()}")
+    temporary = path.with_name(f".{name_start(path.name)}.{made_by}{os.urandom(4).hex()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:

@@ -16,6 +16,11 @@ TEMPORARY = r"\.(?:[^/]+\.(?:a\d+-)?[a-z0-9_]{8}|nfs[0-9a-f]+)"
 """Pattern of files left by `write_atomically` when its process was killed, or by NFS while a file is open."""
 
 
+def name_start(name: str) -> str:
+    """As much of a name as a temporary file beside it may begin with: a file system allows 255 bytes for a name."""
+    return os.fsencode(name)[:200].decode(errors="ignore")
+
+
 OF_AN_ATTEMPT = re.compile(r"\.[^/]+\.a\d+-[a-z0-9_]{8}")
 OF_A_LAUNCHER = re.compile(
     r"\.(run\.yaml|plan\.json|attempts\.jsonl|kubernetes\.json|\.owner|\.run_supervisor)\.[a-z0-9_]{8}"

@@ -24,6 +24,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import PRODUCER, check_export
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.spec.export import ExportSection
+from ortflow.workflow.system.own_files import name_start
 from ortflow.workflow.weights.table import Array
 
 Kind = Literal["optimized", "int8", "fp16"]
@@ -143,7 +144,7 @@ def _variant(
     if not samples or any(name not in batch.arrays for batch in samples for name in inputs):
         raise UserError("there are no samples with the model's inputs to measure on", where=key, fix="remove the key")
     feeds = [{name: batch.arrays[name] for name in inputs} for batch in samples]
-    with tempfile.TemporaryDirectory(prefix=f".{out.name[:200]}.", dir=out.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=f".{name_start(out.name)}.", dir=out.parent) as folder:
         part = Path(folder) / out.name
         _make(model, part, kind, feeds, key)
         after = _session(part, key)

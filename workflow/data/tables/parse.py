@@ -7,9 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from ortflow.workflow.data.tables.summary import KINDS, kind_of, wider
+
+_LINE_END = 2
+"""Most bytes between two records."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +35,7 @@ def parse(
     dialect: Dialect,
     kinds: Mapping[str, str],
     only: Sequence[str] | None = None,
-    threads: bool = False,
-    records: int | None = None,
+    sizes: npt.NDArray[np.int64] | None = None,
 ) -> tuple[pa.Table, dict[int, str]]:
     """Parse whole records.
 
@@ -45,10 +49,8 @@ def parse(
         Kinds of columns that are known; those of others are inferred from these records.
     only
         Columns to read; all if None.
-    threads
-        Use several cores.
-    records
-        Number of the records, if it is known.
+    sizes
+        Size of each record in bytes, if it is known: several cores are then used.
 
     Returns
     -------
@@ -61,6 +63,7 @@ def parse(
     ArrowInvalid
         If a value is not of the column's kind.
     """
+    threads = sizes is not None
     if dialect.is_json:
         return _parse_json(data, kinds, only, threads), {}
     from pyarrow import csv
@@ -74,9 +77,9 @@ def parse(
         return "skip"
 
     # pyarrow refuses a record that is longer than a block.
-    block = 1 << 20 if threads else max(len(data), 1) + 1
+    block = max(len(data), 1) + 1 if sizes is None else max(1 << 20, int(sizes.max(initial=0)) + _LINE_END)
     # pyarrow divides text into blocks faster if it may assume that each line feed ends a record.
-    lines = b'"' not in data or (records is not None and data.count(b"\n") <= records)
+    lines = b'"' not in data or (sizes is not None and data.count(b"\n") <= len(sizes))
     table = csv.read_csv(
         pa.BufferReader(data),
         read_options=csv.ReadOptions(column_names=list(dialect.names), use_threads=threads, block_size=block),

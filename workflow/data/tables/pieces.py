@@ -55,6 +55,11 @@ class Piece:
     ends: Places
     after: Mark
 
+    @property
+    def sizes(self) -> Places:
+        """Size of each record in bytes."""
+        return self.ends - self.starts
+
     def line_of(self, number: int) -> int:
         """The line of the file, from 1, in which a record begins."""
         return self.line + self.data.count(b"\n", 0, int(self.starts[number]))

@@ -123,7 +123,7 @@ def scan(
         for piece in pieces(path, dialect, result.mark, hashing=True):
             if len(piece.starts):
                 good = _add(result, piece, path, types)
-                append((piece.starts + piece.offset)[good], (piece.ends - piece.starts)[good].astype(np.uint32))
+                append((piece.starts + piece.offset)[good], piece.sizes[good].astype(np.uint32))
             result.mark = piece.after
             if time.monotonic() - saved > _SAVED:
                 save(result)
@@ -187,7 +187,7 @@ def _add(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> Pl
 def _table(result: Scan, piece: Piece, path: Path, types: Mapping[str, str]) -> tuple[pa.Table, dict[int, str]]:
     kinds = {} if result.dialect.is_json else dict.fromkeys(types, "text")
     try:
-        table, faults = parse(piece.data, result.dialect, kinds, threads=True, records=len(piece.starts))
+        table, faults = parse(piece.data, result.dialect, kinds, sizes=piece.sizes)
         if not result.dialect.is_json or not _clashes(result, table):
             return table, faults
     except pa.ArrowInvalid as error:
@@ -285,7 +285,7 @@ def _tables(
         for piece in pieces(path, dialect, beginning(path, dialect_of(path, dialect.is_json)[1], "")):
             if not len(piece.starts):
                 continue
-            yield parse(piece.data, dialect, kinds, only, threads=True, records=len(piece.starts))[0]
+            yield parse(piece.data, dialect, kinds, only, piece.sizes)[0]
 
 
 def text_kinds(columns: Mapping[str, Summary]) -> dict[str, str]:

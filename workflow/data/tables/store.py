@@ -8,10 +8,12 @@ continued by the next one on that machine: locks of a network file system may no
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,14 +74,29 @@ def entry(files: Sequence[Path], options: Any, build: Callable[[Path], dict[str,
             check_unchanged(files, options, key)
             hashes = {file.name: hash_of(file) for file in sorted(partial.iterdir())}
             (partial / "record.json").write_text(_sealed({"files": hashes, "record": record}))
-            shutil.rmtree(folder / key, ignore_errors=True)  # a damaged one
-            with contextlib.suppress(FileExistsError):
-                os.rename(partial, folder / key)
+            _publish(partial, folder / key)
         except Exception:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         shutil.rmtree(partial, ignore_errors=True)
     return folder / key, record
+
+
+def _publish(partial: Path, place: Path) -> None:
+    """Rename an entry to its place, unless another process, where there are no locks, has put a whole one there."""
+    try:
+        os.rename(partial, place)
+    except OSError as error:
+        # rename(2) allows both.
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        if _load(place) is None:
+            # Renamed before it is removed, so that nobody sees half of it.
+            aside = tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(place, aside)
+            shutil.rmtree(aside, ignore_errors=True)
+            _publish(partial, place)
 
 
 def check_unchanged(files: Sequence[Path], options: Any, key: str) -> None:

@@ -32,7 +32,7 @@ from ortflow.workflow.graph.normalize.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.objective.modes import evaluation_mode
 from ortflow.workflow.run.rundir import sync_directory
 from ortflow.workflow.system.disk_space import RECORDS, OutOfDisk, is_full
-from ortflow.workflow.system.own_files import is_folder, remove
+from ortflow.workflow.system.own_files import is_folder, name_start, remove
 
 EXTERNAL_BYTES = 1_500_000_000
 """Weights above this size are written to a file beside the model: protobuf is limited to 2 GB."""
@@ -102,7 +102,7 @@ def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list
 
 def _sweep(out: Path) -> None:
     """Remove the temporary files of killed exports to the same path; each is a copy of the model."""
-    pattern = re.compile(rf"\.{re.escape(out.name[:200])}\.[a-z0-9_]{{8}}")
+    pattern = re.compile(rf"\.{re.escape(name_start(out.name))}\.[a-z0-9_]{{8}}")
     for leftover in out.parent.iterdir():
         if pattern.fullmatch(leftover.name) and is_folder(leftover) and (lock := _held(leftover)) is not None:
             ours_too = "|".join(map(re.escape, SCRATCH))
@@ -177,7 +177,7 @@ def export_inference(
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _sweep(out)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:200]}.", dir=out.parent))
+        folder = Path(tempfile.mkdtemp(prefix=f".{name_start(out.name)}.", dir=out.parent))
         lock = _held(folder)
     except OSError as error:
         raise _unwritable(out, error, weights) from error

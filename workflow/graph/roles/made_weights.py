@@ -161,6 +161,7 @@ def _evaluated(model: onnx.ModelProto, names: Sequence[str]) -> Mapping[str, np.
             results = ReferenceEvaluator(graph, versions).run(None, {})
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError):
         return {}
-    arrays = (np.ascontiguousarray(np.asarray(result, np.float32)) for result in results)
+    # ascontiguousarray makes a vector of a scalar.
+    arrays = (np.asarray(result, np.float32, order="C") for result in results)
     values = dict(zip(names, arrays, strict=True))
     return {name: array for name, array in values.items() if role_heuristics.constant_pattern(array) is None}
