@@ -125,6 +125,8 @@ def quotas(quota_items: Sequence[Object], documents: Sequence[Object], ranges: S
 
 def _quota(quota: Object, pods: Sequence[tuple[Object, int]], ranges: Sequence[Object]) -> Finding:
     about, name = "quota", objects.name(quota)
+    if not pods:
+        return ok(about, f"{name} does not count the run's pods")
     requests, lacking = all_asks(pods), unstated(pods, ranges)
     status = quota.get("status") or {}
     hard, used = status.get("hard") or (quota.get("spec") or {}).get("hard") or {}, status.get("used") or {}
@@ -145,8 +147,6 @@ def _quota(quota: Object, pods: Sequence[tuple[Object, int]], ranges: Sequence[O
         return fault(about, f"{name} is too small for the run: {'; '.join(never)}", "lower what resources asks for")
     if full:
         return warning(about, f"{name} has no room for the run now: {'; '.join(full)}")
-    if not pods:
-        return ok(about, f"{name} does not count the run's pods")
     return ok(about, f"{name} has room for the run")
 
 

@@ -83,7 +83,7 @@ class _Visitor(ast.NodeVisitor):
         self.assigned: dict[Reading, str] = {}
         """The variable that gets the value of a reading."""
         self._file, self._imported, self._sets = file, imported, sets
-        self._seeding = self._ordered = False
+        self._seeding = self._ordered = self._sorted = False
         self._variable: str | None = None
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -97,14 +97,14 @@ class _Visitor(ast.NodeVisitor):
         last = name.rpartition(".")[2]
         if last == "set_epoch" or (isinstance(node.func, ast.Name) and last == "print"):
             return
-        ordered, seeding = self._ordered, self._seeding
-        self._ordered = _is_ordering(last, node)
+        ordered, in_sorted, seeding = self._ordered, self._sorted, self._seeding
+        self._ordered, self._sorted = _is_ordering(last, node), last == "sorted"
         self._seeding = seeding or last in _SEEDING
         kind = _CALLS.get(name)
         if kind is None and isinstance(node.func, ast.Attribute):
             kind = _METHODS.get(node.func.attr) if not name.startswith("glob.") else None
-        if kind == "folder" and ordered:
-            kind = None
+        if kind == "folder" and (ordered or in_sorted):
+            kind = None  # names are unique, and so are most keys of them
         if kind is not None:
             self._add(kind, node)
         if name in ("os.getenv", "os.environ.get") and node.args:
@@ -115,7 +115,7 @@ class _Visitor(ast.NodeVisitor):
         if last == "join" and node.args:
             self._iteration(node.args[0])
         self.generic_visit(node)
-        self._ordered, self._seeding = ordered, seeding
+        self._ordered, self._sorted, self._seeding = ordered, in_sorted, seeding
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
         if self._name(node.value) == "os.environ":

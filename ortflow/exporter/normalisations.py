@@ -33,7 +33,7 @@ def instance_norm(original: Callable[..., Any]) -> Callable[..., Any]:
         if not use_input:
             return _by_statistics(x, weight, bias, mean, variance, eps)
         axes, data = tuple(range(2, x.ndim)), x.detach()
-        # As PyTorch's: the mean over the samples of what each has.
+        # As in PyTorch: the mean over the samples of each sample's statistics.
         _move(mean, data.mean(axes).mean(0), momentum)
         _move(variance, data.var(axes, unbiased=True).mean(0), momentum)
         return original(x, weight, bias, None, None, True, momentum, eps, cudnn)

@@ -115,10 +115,8 @@ def test_a_run_that_waits_for_disk_space_stops_when_asked(disk: Path, folder: Pa
     wait_for_step(tiny, 450, child)
     filler = fill(disk)
     until_reported(tiny, child)
-    asked = time.monotonic()
     child.terminate()
-    out, err = child.communicate(timeout=PATIENCE)
-    assert time.monotonic() - asked < PATIENCE, "it would wait ten minutes for room"
+    out, err = child.communicate(timeout=PATIENCE)  # without the signal it would wait ten minutes for room
     assert child.returncode in (1, 75), out + err
     assert not has_traceback(out + err)
     filler.unlink()

@@ -174,7 +174,7 @@ def test_it_ignores_the_request_to_stop(programs: Programs) -> None:
 
 def test_sigterm_ends_a_program_that_does_nothing_about_it(programs: Programs) -> None:
     programs.write("import time\nprint('sleeps', flush=True)\ntime.sleep(300)\n")
-    process = programs.start("run", "train.py", "--ranks", "2")
+    process = programs.start("run", "train.py", "--ranks", "2", "program.stop_seconds=600.0")
     assert process.stdout is not None
     assert any(line.startswith("sleeps") for line in process.stdout)
     process.send_signal(signal.SIGTERM)

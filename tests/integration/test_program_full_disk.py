@@ -73,7 +73,11 @@ def test_the_run_waits_for_room_and_goes_on(place: str, programs: Programs, disk
     child = programs.start(
         "run", "train.py", "--ranks", "2", "restart.failures=0", "--", place, ONCE=str(once), DISK=str(disk)
     )
-    wait_until(lambda: once.exists() and b"needed" in heartbeat.read_bytes(), alive=lambda: child.poll() is None)
+    wait_until(
+        lambda: once.exists() and b"needed" in heartbeat.read_bytes(),
+        alive=lambda: child.poll() is None,
+        output=child.communicate,
+    )
     assert programs.left() == [], "all ranks end"
     shown = programs.start("status", "train")
     output, _ = shown.communicate(timeout=PATIENCE)

@@ -30,7 +30,7 @@ def started(tiny: Tiny, *arguments: str) -> subprocess.Popen[str]:
 
 
 def until(condition: Callable[[], bool], running: subprocess.Popen[str]) -> None:
-    wait_until(condition, alive=lambda: running.poll() is None)
+    wait_until(condition, alive=lambda: running.poll() is None, output=running.communicate)
 
 
 def ended(running: subprocess.Popen[str]) -> str:

@@ -15,8 +15,8 @@ from ortflow.launchers.supervision.processes import family, of_run, ranks_among
 from ortflow.workflow.run.rundir import RunDir
 
 FAULTS = Path(__file__).parent / "faults"
-ENDS_WITHIN = 60.0
-"""Seconds from the kill of a rank to the end of the attempt."""
+ENDS_WITHIN = 30.0
+"""Seconds from the kill of a rank to the end of the attempt: the launcher gives the others 5."""
 GONE_WITHIN = 60.0
 """Seconds in which the operating system has removed the processes of an attempt that has ended."""
 

@@ -303,6 +303,14 @@ def test_a_sequence_has_neither_blanks_nor_unknown_classes(
             assert mentions(reported, f"sample 4500 … column 'y' holds {label}", f"without the blank, {blank}")
 
 
+def test_a_label_behind_padding_is_not_among_those_that_count(tmp_path: Path) -> None:
+    """The loss takes the first two places of a row with two labels."""
+    dataset = write_batches(tmp_path / "set.arrow", {"y": np.array([[1, 2, -1], [1, -1, 2]])})
+    given = [data("y", (None, None), role="label")]
+    reported = faults(dataset, given, sequences={"y": LabelSequences(0)})[0]
+    assert mentions(reported, "sample 1 … column 'y' holds -1", "pad shorter sequences with a number below 0")
+
+
 def test_a_sequence_is_padded_by_what_does_not_count(tmp_path: Path) -> None:
     dataset = write_batches(tmp_path / "set.arrow", {"y": ragged([[1, 2], [3]])})
     given, sequences = [data("y", (None, None), role="label")], {"y": LabelSequences(0)}

@@ -249,6 +249,13 @@ def test_a_quota_counts_the_pods_of_its_scopes(quota: Object, pod: Object, range
     assert ("pods 1 of 0" in found.what) == (level is not Level.OK)
 
 
+def test_a_quota_of_another_scope_may_be_used_beyond_its_limit() -> None:
+    status = {"hard": {"pods": "1"}, "used": {"pods": "2"}}
+    (found,) = checks.quotas([{"metadata": {"name": "q"}, "spec": {"scopes": ["BestEffort"]}, "status": status}],
+                             [pod_of()], [])  # fmt: skip
+    assert (found.level, found.what) == (Level.OK, "q does not count the run's pods")
+
+
 def test_a_quota_of_another_scope_asks_no_container_to_state_anything() -> None:
     item = {"metadata": {"name": "q"}, "spec": {"hard": {"limits.cpu": "9"}, "scopes": ["Terminating"]}}
     (found,) = checks.quotas([item], [pod_of()], [])

@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import write_run
 from typer.testing import CliRunner
-from waits import PATIENCE
+from waits import PATIENCE, wait_until
 
 from ortflow.cli.app import command_line
 from ortflow.launchers.report.curves import reduced, sparkline, ticks
@@ -213,13 +213,13 @@ def test_the_server_makes_the_page_at_each_load_for_this_machine() -> None:
 
 def test_an_idle_connection_blocks_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is closed in the end."""
-    with serving(lambda: "page") as found, socket.create_connection(("127.0.0.1", found.server_port), 60) as idle:
+    with serving(lambda: "page") as found, socket.create_connection(("127.0.0.1", found.server_port), PATIENCE) as idle:
         with urllib.request.urlopen(f"http://127.0.0.1:{found.server_port}/", timeout=PATIENCE) as answer:
             assert answer.read() == b"page"
         handler = cast("type[StreamRequestHandler]", found.RequestHandlerClass)
         assert handler.timeout == IDLE_LIMIT
         monkeypatch.setattr(handler, "timeout", 0.1)
-        with socket.create_connection(("127.0.0.1", found.server_port), 60) as idle_as_well:
+        with socket.create_connection(("127.0.0.1", found.server_port), PATIENCE) as idle_as_well:
             assert idle_as_well.recv(1) == b""
         idle.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -231,21 +231,19 @@ def test_a_client_that_leaves_prints_nothing(capfd: pytest.CaptureFixture[str]) 
 
     def page() -> str:
         made.set()
-        assert left.wait(60)
+        assert left.wait(PATIENCE)
         return "x" * (16 << 20)
 
     with serving(page) as found:
         before = threading.active_count()
-        client = socket.create_connection(("127.0.0.1", found.server_port), 60)
+        client = socket.create_connection(("127.0.0.1", found.server_port), PATIENCE)
         client.sendall(b"GET / HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        assert made.wait(60)
+        assert made.wait(PATIENCE)
         # Closed with a reset, so that the answer cannot be written.
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         client.close()
         left.set()
-        end = time.monotonic() + 60
-        while threading.active_count() > before and time.monotonic() < end:
-            time.sleep(0.01)
+        wait_until(lambda: threading.active_count() <= before)
     assert capfd.readouterr() == ("", "")
 
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 
 import pytest
 
 from ortflow.workflow.checkpoint.identity import Identity, difference
+from ortflow.workflow.checkpoint.manifest import mark
 from ortflow.workflow.checkpoint.program import ProgramManifest
+from ortflow.workflow.checkpoint.store import MANIFEST, DirectoryStore
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.steps.identity import refuse_other_runs
 
 RUN = Identity(id="a", name="run", submitted="1000.5", seed="7", model="m", data="d")
 
@@ -59,3 +64,16 @@ def test_a_checkpoint_without_identity_is_another_runs_if_it_is_older(
 ) -> None:
     reason = difference(saved_by(None, moment), dataclasses.replace(RUN, submitted=submitted))
     assert reason == (f"was saved on {date(moment)}, before this run was submitted" if older else None)
+
+
+@pytest.mark.parametrize("name", ["step-00000001", ".replaced-step-00000001"])
+def test_a_folder_with_a_checkpoint_of_another_run_is_refused(name: str, tmp_path: Path) -> None:
+    """Under the name of a checkpoint, or under that from which the next start gives it its name back."""
+    store = DirectoryStore(tmp_path)
+    data = saved_by(dataclasses.replace(RUN, id="b")).encode()
+    (store.begin(1, 0) / MANIFEST).write_bytes(data)
+    store.commit(1, 0, mark(data)).rename(tmp_path / name)
+    with pytest.raises(UserError, match="is of another run") as refused:
+        refuse_other_runs(store, RUN, "use another")
+    assert refused.value.where == str(tmp_path / name)
+    assert (tmp_path / name).is_dir()

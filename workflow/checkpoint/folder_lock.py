@@ -35,7 +35,7 @@ def hold(folder: Path, root: Path, run: str) -> int | None:
     path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Also for an exclusive lock, NFS needs a file that is open for writing (flock(2)).
+        # For writing: NFS emulates flock by locks of fcntl, of which an exclusive one needs that (flock(2)).
         descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     except OSError:
         return None

@@ -118,6 +118,12 @@ class DirectoryStore:
         """Folder of a step's checkpoint."""
         return self.path / step_name(step)
 
+    def folders(self) -> list[tuple[int, Path]]:
+        """Steps and their folders, the newest step first; also of checkpoints that a killed save was to replace."""
+        folders = [(step, self.place(step)) for step in self.steps()]
+        folders += [(step, self._replaced(step)) for step in self._replaced_steps()]
+        return sorted(folders, reverse=True)
+
     def begin(self, step: int, attempt: int) -> Path:
         """Temporary folder of a save, beside the checkpoints, so that a rename can move it there."""
         try:
@@ -180,7 +186,7 @@ class DirectoryStore:
         # The marker's blocks are written before its name, so that a full disk cannot prevent the commit.
         write_atomically(temporary / _UNMARKED, mark)
         if self.is_own(step):
-            _delete(replaced)  # what a deletion that failed has left
+            self._discard(replaced)  # what a deletion that failed has left
             os.rename(folder, replaced)
         elif os.path.lexists(folder):
             self.set_aside(step, attempt)
@@ -193,7 +199,8 @@ class DirectoryStore:
             with contextlib.suppress(OSError):
                 self._restore(step)
             raise
-        _delete(replaced)
+        with contextlib.suppress(OSError):  # the next start tries again
+            self._discard(replaced)
         return folder
 
     def abandon(self, step: int, attempt: int) -> None:
@@ -220,9 +227,7 @@ class DirectoryStore:
         """Delete a checkpoint. It is renamed first, so that a partly deleted one is not taken for an incomplete one."""
         if not self.is_own(step):
             raise _not_own(self.place(step))
-        trash = self._unused(_TRASH + step_name(step))
-        os.rename(self.place(step), trash)
-        _delete(trash)
+        self._discard(self.place(step))
 
     def set_aside(self, step: int, attempt: int) -> Path:
         """Rename a damaged checkpoint to `rejected-step-…`."""
@@ -252,9 +257,8 @@ class DirectoryStore:
         for step in self.steps():
             if (self.place(step) / _UNMARKED).exists():
                 self._mark(step)
-        for match in [_LEFT_REPLACED.fullmatch(name) for name in os.listdir(self.path)]:
-            if match is not None:
-                self._restore(int(match[1]))
+        for step in self._replaced_steps():
+            self._restore(step)
         return removed
 
     def free_bytes(self) -> int:
@@ -267,17 +271,31 @@ class DirectoryStore:
         os.rename(folder / _UNMARKED, folder / MARKER)
         sync_directory(folder)
 
+    def _replaced_steps(self) -> list[int]:
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [int(match[1]) for match in map(_LEFT_REPLACED.fullmatch, names) if match]
+
     def _restore(self, step: int) -> None:
         """Leave one checkpoint of a step whose save has ended: the new one if it is committed, else the one before."""
         folder, replaced = self.place(step), self._replaced(step)
         if (folder / MARKER).is_file():
-            _delete(replaced)
+            self._discard(replaced)
             return
         if self.is_own(step):
             self.remove(step)
         if own_files.is_folder(replaced) and not os.path.lexists(folder):
             os.rename(replaced, folder)
             sync_directory(self.path)
+
+    def _discard(self, folder: Path) -> None:
+        """Rename a checkpoint that nobody needs any more, and delete it. On NFS, files that are open elsewhere stay."""
+        if own_files.is_folder(folder):
+            trash = self._unused(_TRASH + folder.name.removeprefix(_REPLACED))
+            os.rename(folder, trash)
+            _delete(trash)
 
     def _replaced(self, step: int) -> Path:
         return self.path / f"{_REPLACED}{step_name(step)}"

@@ -55,7 +55,11 @@ def read_manifest(store: CheckpointStore, step: int) -> Manifest:
 
 def read_any(store: CheckpointStore, step: int) -> AnyManifest:
     """The manifest of a committed checkpoint, of a program too. Raises Damaged. Does not check the files."""
-    folder = store.place(step)
+    return read_folder(store.place(step), step)
+
+
+def read_folder(folder: Path, step: int) -> AnyManifest:
+    """As `read_any`, of the checkpoint of a step in any folder."""
     marker = _contents(folder / MARKER, missing="is missing: the save was never finished")
     data = _contents(folder / MANIFEST)
     try:

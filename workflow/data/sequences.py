@@ -29,11 +29,9 @@ def first_wrong_label(
     for first, samples in dataset.scan(labels.column):
         for start in range(0, len(samples), ROWS):
             values, owners = values_of(samples, slice(start, start + ROWS), labels)
-            if counts is None:
-                counted = values >= 0
-            else:
-                places = np.arange(len(values)) - np.searchsorted(owners, owners)
-                counted = places < counts[first + start + owners]
+            # Without lengths, the loss takes as many first places as there are labels of at least 0.
+            numbers = np.bincount(owners, values >= 0) if counts is None else counts[first + start :]
+            counted = np.arange(len(values)) - np.searchsorted(owners, owners) < numbers[owners]
             wrong = (values < 0) | (values == sequences.blank)
             if classes is not None:
                 wrong |= values >= classes

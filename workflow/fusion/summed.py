@@ -34,8 +34,8 @@ def sum_in_norms(model: onnx.ModelProto) -> onnx.ModelProto:
         # One that has its sums already has one output more.
         fits = gradient.domain == CUDA_DOMAIN and len(gradient.output) == _OUTPUTS.get(gradient.op_type)
         if fits and gradient.output[0] == sums.input[0]:
-            # At micro-batch 8 of GPT-2 on an H200, 138 us of sums and 62 of gaps between kernels less a step
-            # (docs/benchmarks.md).
+            # Saves 138 us of sums and 62 us of gaps between kernels a step (GPT-2, micro-batch 8, H200;
+            # docs/benchmarks.md).
             rewriter.drop(gradient, sums)
             attributes = {**attributes_of(gradient), "sums": 1}
             rewriter.add(gradient.op_type, gradient.input, [*gradient.output, sums.output[0]], **attributes)

@@ -11,7 +11,7 @@ from ortflow.workflow.graph.ir.rewriter import Rewriter
 def put(rewriter: Rewriter) -> None:
     """Replace both where all their types are supported."""
     # ONNX Runtime's kernels compute the place of every element, and exporters write a row's index out once for each of
-    # its elements: graph attention took 1.5 of PyTorch's CPU seconds.
+    # its elements: graph attention took 1.5 times PyTorch's processor time.
     for node in rewriter.nodes("GatherElements"):
         data, indices = node.input
         if _fits(rewriter, data, indices):

@@ -47,7 +47,7 @@ def budget_of(spec: TrainerRunSpec, option: str | None) -> Budget:
             return Budget(parse_memory(option), "--memory")
         except UserError as error:
             raise UserError(error.what, where="--memory", fix=error.fix) from None
-    ranks = spec.resources.ranks_per_node
+    ranks_per_node = spec.resources.ranks_per_node
     if spec.on_gpus:
         from ortflow.workflow.device.choice import cuda_runtime
         from ortflow.workflow.device.cudart import CudaError
@@ -61,8 +61,8 @@ def budget_of(spec: TrainerRunSpec, option: str | None) -> Budget:
                 fix="give it, such as --memory 80GB",
             ) from None
     if spec.resources.memory is not None:
-        return Budget(parse_memory(spec.resources.memory) // ranks, f"resources.memory / {ranks}")
-    return Budget(host_memory.total() // ranks, f"this machine's / {ranks}")
+        return Budget(parse_memory(spec.resources.memory) // ranks_per_node, f"resources.memory / {ranks_per_node}")
+    return Budget(host_memory.total() // ranks_per_node, f"this machine's / {ranks_per_node}")
 
 
 def too_small(survey: Survey, budget: Budget) -> UserError:

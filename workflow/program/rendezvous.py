@@ -39,19 +39,19 @@ def rendezvous_file(run_dir: RunDir, attempt: int) -> Path:
     return run_dir.root / f".rendezvous-{attempt}"
 
 
-def alone(place: Place, cores_per_rank: int | None) -> World:
+def alone(place: Place, cpus_per_rank: int | None) -> World:
     """The world of a single rank."""
     ports = free_ports(3)
-    cores = cores_per_rank or cores_of(grant := grant_of_this_process(place.host), [grant])
+    cores = cpus_per_rank or cores_of(grant := grant_of_this_process(place.host), [grant])
     return World((place.host,), ("127.0.0.1",), (ports[0],), ports[1], ports[2], (cores,))
 
 
 def gather(
-    run_dir: RunDir, place: Place, attempt: int, cores_per_rank: int | None, leave: Callable[[], None]
+    run_dir: RunDir, place: Place, attempt: int, cpus_per_rank: int | None, leave: Callable[[], None]
 ) -> tuple[World, dict[int, Peer]]:
     """Rank 0: wait for all others. Returns the world, and the connection to each.
 
-    `cores_per_rank` is that of the run file. `leave` is called again and again, and raises to end the wait. Raises
+    `cpus_per_rank` is that of the run file. `leave` is called again and again, and raises to end the wait. Raises
     OrtflowError if a rank does not come.
     """
     for path in run_dir.root.iterdir():
@@ -71,14 +71,14 @@ def gather(
         peers, joined = _accept_all(listener, size, token, leave)
     with suppress(OSError):
         file.unlink()
-    world = _world(place, cores_per_rank, peers, joined, one_machine=one_machine)
+    world = _world(place, cpus_per_rank, peers, joined, one_machine=one_machine)
     for peer in peers.values():
         peer.send({"world": vars(world)})
     return world, peers
 
 
 def join(
-    run_dir: RunDir, place: Place, attempt: int, cores_per_rank: int | None, leave: Callable[[], None]
+    run_dir: RunDir, place: Place, attempt: int, cpus_per_rank: int | None, leave: Callable[[], None]
 ) -> tuple[World, Peer]:
     """Another rank: find rank 0. Returns the world and the connection to rank 0. Parameters as `gather`."""
     file, end, reason = rendezvous_file(run_dir, attempt), time.monotonic() + SECONDS, "it has not written its address"
@@ -99,7 +99,7 @@ def join(
             {
                 "token": contact["token"], "rank": place.rank, "host": place.host, "port": free_ports(1)[0],
                 "reached": peer.stream.getpeername()[0],
-                "grant": [sorted(grant.cores), grant.quota, grant.cgroup], "wanted": cores_per_rank,
+                "grant": [sorted(grant.cores), grant.quota, grant.cgroup], "wanted": cpus_per_rank,
             }
         )  # fmt: skip
         while True:
@@ -198,7 +198,7 @@ def _accept_all(
 
 
 def _world(
-    place: Place, cores_per_rank: int | None, peers: dict[int, Peer], joined: dict[int, Message], *, one_machine: bool
+    place: Place, cpus_per_rank: int | None, peers: dict[int, Peer], joined: dict[int, Message], *, one_machine: bool
 ) -> World:
     ranks = range(place.world_size)
     remote = [joined[rank]["reached"] for rank in ranks[1:] if joined[rank]["host"] != place.host]
@@ -214,7 +214,7 @@ def _world(
         addresses.append(local_address if hosts[-1] == place.host else peers[rank].stream.getpeername()[0])
         ports.append(int(message["port"]))
     main, jax = free_ports(2)
-    cores_each = tuple(cores_per_rank or cores_of(grant, grants) for grant in grants)
+    cores_each = tuple(cpus_per_rank or cores_of(grant, grants) for grant in grants)
     return World(tuple(hosts), tuple(addresses), tuple(ports), main, jax, cores_each)
 
 

@@ -117,15 +117,15 @@ def runtime(context: ProgramContext) -> None:
 
 
 def _connect(context: ProgramContext) -> None:
-    cores_per_rank, place = context.spec.resources.cpus_per_rank, context.place
+    cpus_per_rank, place = context.spec.resources.cpus_per_rank, context.place
     if place.world_size == 1:
-        context.world = alone(place, cores_per_rank)
+        context.world = alone(place, cpus_per_rank)
     elif context.leads:
         context.world, context.peers = gather(
-            context.run_dir, place, context.attempt, cores_per_rank, context.leave_if_asked
+            context.run_dir, place, context.attempt, cpus_per_rank, context.leave_if_asked
         )  # fmt: skip
     else:
-        context.world, peer = join(context.run_dir, place, context.attempt, cores_per_rank, context.leave_if_asked)
+        context.world, peer = join(context.run_dir, place, context.attempt, cpus_per_rank, context.leave_if_asked)
         context.peers = {0: peer}
 
 

@@ -112,7 +112,7 @@ def export(context: Context) -> None:
         context.stream.close()
         if isinstance(context.trainer, Releasing):
             context.trainer.end_training()
-        # The memory of its copy is needed for the model.
+        # The saver's copy of the state would take memory that the exported model needs.
         del context.saver
         try:
             difference = _export_when_there_is_room(context, path)

@@ -15,7 +15,7 @@ from ortflow.workflow.checkpoint import folder_lock
 from ortflow.workflow.checkpoint.identity import Identity, difference
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.checkpoint.verify import read_any
+from ortflow.workflow.checkpoint.verify import read_folder
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.run.graph_hashes import hash_of
 from ortflow.workflow.run.record import ATTEMPTS, parse
@@ -87,13 +87,13 @@ def take_folder(store: DirectoryStore, run_dir: RunDir, run: Identity | None) ->
 
 def refuse_other_runs(store: DirectoryStore, run: Identity, fix: str) -> None:
     """Raise UserError if a readable checkpoint of the folder is another run's."""
-    for step in reversed(store.steps()):
+    for step, folder in store.folders():
         try:
-            reason = difference(read_any(store, step), run)
+            reason = difference(read_folder(folder, step), run)
         except Damaged:
             continue
         if reason is not None:
-            raise UserError(reason, where=str(store.place(step)), fix=fix)
+            raise UserError(reason, where=str(folder), fix=fix)
 
 
 def _first_record(run_dir: RunDir) -> bytes | None:

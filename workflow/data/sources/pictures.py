@@ -100,7 +100,7 @@ class Preparation:
         resize = self.section.resize
         if isinstance(resize, int):
             short, long = sorted(image.size)
-            # Cut off as by torchvision's Resize, and rounded below as by its CenterCrop.
+            # Truncated, as in torchvision's Resize; the crop's place is rounded, as in its CenterCrop.
             longer = int(resize * long / short)
             target_size = (resize, longer) if image.width <= image.height else (longer, resize)
             image = image if image.size == target_size else image.resize(target_size, Image.Resampling.BILINEAR)

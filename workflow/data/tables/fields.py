@@ -109,7 +109,7 @@ def _numbers(part: Part, column: pa.ChunkedArray, row_of: Callable[[int], str]) 
     if part.classes is not None:
         return _codes(part, column, row_of)
     if part.unit is not None:
-        # pyarrow 26 has no cast from dates to int64.
+        # pyarrow 26 casts date64 to int64, but not date32.
         ticks = column.cast(pa.timestamp("us")).cast(pa.int64())
         column = pc.divide(ticks, _TICKS[part.unit])
     if column.null_count:

@@ -131,7 +131,7 @@ def _by_fixed_statistics(b: Backward) -> Gradients:
 
 @rule("InstanceNormalization")
 def instance_normalization(b: Backward) -> Gradients:
-    # ONNX's InstanceNormalization does not give its statistics, as LayerNormalization does.
+    # Unlike LayerNormalization, ONNX's InstanceNormalization does not output its statistics.
     x, axis = flat(b, b.input(0)), b.ints(_PIXELS)
     centred = b("Sub", x, b("ReduceMean", x, axis, keepdims=1))
     inverse = _inverse(b, b("ReduceMean", b("Mul", centred, centred), axis, keepdims=1))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
+import psutil
 from onnx import TensorProto
 
 from ortflow.workflow.errors import UserError
@@ -67,7 +68,8 @@ def load_external_data(model: onnx.ModelProto, folder: Path, model_path: str) ->
 
 def check_memory(size: int, model_path: str) -> None:
     """Raises UserError if the tensors do not fit into the machine's free memory."""
-    free_bytes = host_memory.available()
+    # Not what `host_memory.available` says: files that a set's readers have cached make room for weights.
+    free_bytes = min(psutil.virtual_memory().available, host_memory.total())
     if size > free_bytes:
         raise UserError(
             f"its weights take {size / 2**30:.1f} GiB and this machine has {free_bytes / 2**30:.1f} GiB of memory free",

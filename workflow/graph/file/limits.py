@@ -94,7 +94,7 @@ def check_inferred(model: onnx.ModelProto, location: str) -> None:
                 limits.check(node, scope[name])
                 continue
             scope[name] = data
-            # Few types differ in a large model.
+            # Most types of a large model are equal: each is checked once.
             content = types[name].SerializeToString(deterministic=True) if name in types else b""
             if content not in fitting:
                 limits.check(node, _Value(types.get(name)))
