@@ -42,10 +42,13 @@ def undisturbed(without_dropout: Project) -> Path:
 
 
 def submitted(space: Space, project: Project, folder: Path, name: str, **place: Any) -> Run:
-    """An elastic run on both nodes that has come to step 7; its steps take half a second in two attempts."""
+    """An elastic run on both nodes that has come to step 7.
+
+    Its steps take 1.5 s in two attempts: the second has 50 s, in which the node must be there again.
+    """
     cluster = Cluster.make(space, project, folder)
     changes = {**PLACE["backends__kubernetes"], "spread": "require", "namespace": space.name, **place}
-    run = cluster.submit(name, **SHAPE, resources=NODES, backends__kubernetes=changes, **slow(cluster, 0.5, attempts=2))
+    run = cluster.submit(name, **SHAPE, resources=NODES, backends__kubernetes=changes, **slow(cluster, 1.5, attempts=2))
     run.until_step(7)
     return run
 
