@@ -37,8 +37,8 @@ FINAL = {
     "a wrong number": r"\b(loss(es)?|curves?|evaluations?|accurac\w+|gradients?|norms?|parameters|weights?|bits?"
     r"|digests?|hash(es)?|allclose|approx|array_equal|assert_equal|identical|nan)\b",
     "a lost or repeated sample": r"\b(samples?|rows|tokens|batch(es)?|duplicates?)\b",
-    "a process or memory that stays": r"\b(left|nobody_left|living|sinks_of|leftovers?|orphans?|zombies?|stays|segments"
-    r"|of_run|shared memory)\b|\bprocesses\(\)",
+    "a process or memory that stays": r"\b(nobody_left|living|sinks_of|leftovers?|orphans?|zombies?|stays|segments"
+    r"|of_run|shared memory)\b|\b(left|processes)\(",
     "damage": r"\b(damaged?|corrupt\w*|torn|truncated|verify|verified)\b",
 }
 """By kind, words of a failed statement that say that a second try would hide a fault."""

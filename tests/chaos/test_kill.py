@@ -23,8 +23,9 @@ from waits import PATIENCE
 pytestmark = pytest.mark.chaos
 MOMENTS = int(os.environ.get("ORTFLOW_CHAOS", "30"))
 KILLS_A_RUN = 5
-LEAVES_WITHIN = 5.0
-"""Seconds from SIGTERM to the launcher's end."""
+LEAVES_WITHIN = 15.0
+"""Seconds from SIGTERM to the end; the next longer limit is the grace of 30. Ranks that start hear it when Python has
+imported what they need, which takes 6 s on two cores with eleven other processes."""
 
 
 @pytest.fixture(scope="module")
