@@ -70,7 +70,7 @@ def test_a_resumed_run_leaves_out_the_same_ones_without_decoding_all(
     )
     again = opened(folder, 0.1)
     assert digest_of(again) == digest_of(first)
-    assert [Path(name).name for name in decoded] == ["003.png", "009.png"]
+    assert sorted(Path(name).name for name in decoded) == ["003.png", "009.png"]  # by several threads
     # A repaired image of the same size is one of the samples again, so the run would continue with others.
     (folder / "dog/009.png").write_bytes(ORIGINALS.pop())
     repaired = opened(folder, 0.1)
