@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import gc
 import json
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +48,13 @@ def is_locked(folder: Path) -> bool:
     return False
 
 
-def open_files() -> set[str]:
-    """Without those that earlier tests have left, which the collector closes at any moment."""
-    gc.collect()
-    return set(os.listdir("/proc/self/fd"))
+def open_files(folder: Path) -> list[str]:
+    """Those in a folder: threads of earlier tests open and close others at any moment."""
+    links = []
+    for number in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # the listing's own, and what other threads close
+            links.append(os.readlink(f"/proc/self/fd/{number}"))
+    return sorted(link for link in links if Path(link).is_relative_to(folder.resolve()))
 
 
 def test_the_first_run_takes_a_new_folder_and_is_named_in_it(folder: Path, root: Path) -> None:
@@ -79,22 +82,22 @@ def test_two_directories_do_not_use_a_folder_at_the_same_time(
     """Also if the second one is a copy of the first."""
     descriptor = folder_lock.hold(folder, root, "id-a")
     assert descriptor is not None
-    other, before = run_directory(tmp_path / "runs" / "b", run), open_files()
+    other, before = run_directory(tmp_path / "runs" / "b", run), open_files(tmp_path)
     with pytest.raises(UserError) as refused:
         folder_lock.hold(folder, other, run)
     assert mentions(str(refused.value), str(folder), "in use", str(root))
     assert refused.value.where == "checkpoint.directory"
     assert record(folder)["run_dir"] == str(root)
-    assert open_files() <= before
+    assert open_files(tmp_path) == before
     os.close(descriptor)
 
 
-def test_an_attempt_does_not_wait_for_an_earlier_one_of_its_run(folder: Path, root: Path) -> None:
+def test_an_attempt_does_not_wait_for_an_earlier_one_of_its_run(folder: Path, root: Path, tmp_path: Path) -> None:
     descriptor = folder_lock.hold(folder, root, "id-a")
     assert descriptor is not None
-    before = open_files()
+    before = open_files(tmp_path)
     assert folder_lock.hold(folder, root, "id-a") is None
-    assert open_files() <= before
+    assert open_files(tmp_path) == before
     os.close(descriptor)
 
 
@@ -165,11 +168,11 @@ def test_a_file_system_without_locks(folder: Path, root: Path, monkeypatch: pyte
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    before = open_files()
+    before = open_files(folder)
     if code == errno.EIO:
         with pytest.raises(OSError, match=os.strerror(code)):
             folder_lock.hold(folder, root, "id-a")
-        assert open_files() <= before
+        assert open_files(folder) == before
         return
     descriptor = folder_lock.hold(folder, root, "id-a")
     assert descriptor is not None
