@@ -306,7 +306,14 @@ def littered(folder: Path) -> DirectoryStore:
     save(store, 10, OLD, 1)
     save(store, 20, OLD, 1)
     (store.place(20) / "notes.txt").write_text("precious")
-    for name in ("step-00000030", ".tmp-step-00000060-00", ".trash-step-00000010", "rejected-step-00000010-00"):
+    for name in (
+        "step-00000030",
+        ".tmp-step-00000060-00",
+        ".trash-step-00000010",
+        "rejected-step-00000010-00",
+        ".replaced-step-00000010",
+        ".replaced-step-00000070",
+    ):
         (store.path / name).mkdir()
         (store.path / name / "thesis.txt").write_text("precious")
     for name in (".tmp-mine", ".trash-can", "rejected-papers"):

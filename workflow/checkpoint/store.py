@@ -187,7 +187,10 @@ class DirectoryStore:
         write_atomically(temporary / _UNMARKED, mark)
         if self.is_own(step):
             self._discard(replaced)  # what a deletion that failed has left
-            os.rename(folder, replaced)
+            if os.path.lexists(replaced):
+                self.remove(step)  # a stranger's folder has the other name
+            else:
+                os.rename(folder, replaced)
         elif os.path.lexists(folder):
             self.set_aside(step, attempt)
         try:
@@ -286,13 +289,13 @@ class DirectoryStore:
             return
         if self.is_own(step):
             self.remove(step)
-        if own_files.is_folder(replaced) and not os.path.lexists(folder):
+        if _is_own(replaced) and not os.path.lexists(folder):
             os.rename(replaced, folder)
             sync_directory(self.path)
 
     def _discard(self, folder: Path) -> None:
         """Rename a checkpoint that nobody needs any more, and delete it. On NFS, files that are open elsewhere stay."""
-        if own_files.is_folder(folder):
+        if _is_own(folder):
             trash = self._unused(_TRASH + folder.name.removeprefix(_REPLACED))
             os.rename(folder, trash)
             _delete(trash)
