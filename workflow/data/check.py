@@ -7,7 +7,6 @@ own minimum and maximum do not decide.
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,13 +18,9 @@ from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.samples import Samples, fault_of
 from ortflow.workflow.data.scan import first_outside
 from ortflow.workflow.data.schema import Column, Range
-from ortflow.workflow.data.sequences import first_wrong_label
+from ortflow.workflow.data.values_check import check_values
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
-
-ROUNDING = 1e-6
-"""By how much a probability may lie outside 0 to 1: averages in single precision do."""
-_OTHER_LOSS = "convert the data so that they are, or use another model.loss.kind: mse takes any number"
 
 
 def check_inputs(
@@ -76,10 +71,7 @@ def check_inputs(
         try:
             feed = _feed(dataset, batch_input, columns, limits, key_path)
             _check_batch_axis(batch_input, micro_batch, smaller_batch)
-            _check_bound(dataset, batch_input, feed, limits)
-            _check_truths(dataset, batch_input, feed, limits)
-            _check_counts(dataset, batch_input, feed, limits)
-            _check_sequences(dataset, batch_input, feed, columns, limits)
+            check_values(dataset, batch_input, feed, columns, limits)
             feeds.append(feed)
         except UserError as fault:
             faults.append(fault)
@@ -271,81 +263,3 @@ def _check_batch_axis(batch_input: BatchInput, micro_batch: int, smaller_batch: 
         )
     if smaller_batch:
         raise UserError(f"{subject}, but the last one is smaller", where="data.last_batch", fix="set it to pad")
-
-
-def _check_bound(dataset: Samples, batch_input: BatchInput, feed: Feed, limits: Limits) -> None:
-    bound, are_classes = limits.bounds.get(batch_input.name), batch_input.name in limits.classes
-    if (bound is None and not are_classes) or batch_input.name in limits.sequences:
-        return
-    ignored = limits.ignore_index if batch_input.role == "label" else None
-    outlier = first_outside(dataset, feed.source, (0, math.inf if bound is None else bound - 1), ignored)
-    if outlier is None:
-        return
-    subject, location = f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}", str(dataset.path)
-    if not are_classes:
-        raise UserError(
-            f"{subject}, but input {batch_input.name!r} takes 0 to {bound - 1 if bound else 0}",
-            where=location,
-            fix="convert the data with the model's vocabulary",
-        )
-    labels = "numbers of classes from 0 on" if bound is None else f"numbers of {bound} classes, 0 to {bound - 1}"
-    exempt = f", or {ignored} where there is none" if ignored is not None else ""
-    raise UserError(
-        f"{subject}, but {batch_input.name!r} are {labels}{exempt}",
-        where=location,
-        fix="number the classes of the data from 0 on, or train a model with more classes",
-    )
-
-
-def _check_truths(dataset: Samples, batch_input: BatchInput, feed: Feed, limits: Limits) -> None:
-    """Floating-point targets of a binary cross-entropy: outside 0 to 1, the loss has no minimum."""
-    if batch_input.name not in limits.truths or dataset.columns[feed.source.column].dtype.kind != "f":
-        return
-    outlier = first_outside(dataset, feed.source, (-ROUNDING, 1 + ROUNDING))
-    if outlier is not None:
-        raise UserError(
-            f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}, but {batch_input.name!r} are "
-            "probabilities, 0 to 1",
-            where=str(dataset.path),
-            fix=_OTHER_LOSS,
-        )
-
-
-def _check_sequences(
-    dataset: Samples, batch_input: BatchInput, feed: Feed, columns: Mapping[str, str], limits: Limits
-) -> None:
-    """Sequences of classes: a blank among them has no place of its own."""
-    sequences = limits.sequences.get(batch_input.name)
-    if sequences is None:
-        return
-    source = sequences.lengths and columns.get(sequences.lengths, sequences.lengths)
-    lengths = parse_reference(source, f"columns.{sequences.lengths}") if source else None
-    counts = dataset.columns.get(lengths.column) if lengths is not None else None
-    if lengths is not None and (counts is None or counts.shape or counts.variable):
-        return  # reported for that input
-    classes = limits.bounds.get(batch_input.name)
-    outlier = first_wrong_label(dataset, feed.source, lengths, sequences, classes)
-    if outlier is None:
-        return
-    labels = "classes from 0 on" if classes is None else f"classes 0 to {classes - 1}"
-    raise UserError(
-        f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}, but {batch_input.name!r} are "
-        f"{labels} without the blank, {sequences.blank}",
-        where=str(dataset.path),
-        fix="number the classes so that none is the blank, or set model.loss.blank"
-        + ("" if lengths else "; pad shorter sequences with a number below 0, or give model.loss.target_lengths"),
-    )
-
-
-def _check_counts(dataset: Samples, batch_input: BatchInput, feed: Feed, limits: Limits) -> None:
-    """Targets of a Poisson loss: below 0, the loss has no minimum."""
-    if batch_input.name not in limits.counts:
-        return
-    outlier = first_outside(dataset, feed.source, (0, math.inf))
-    if outlier is not None:
-        raise UserError(
-            f"sample {outlier[0]} of column {feed.source.column!r} holds {outlier[1]}, but {batch_input.name!r} are "
-            "counts or rates, at least 0",
-            where=str(dataset.path),
-            fix=_OTHER_LOSS,
-        )

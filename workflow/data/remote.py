@@ -188,7 +188,7 @@ def _fetch(system: Any, url: str, path: str, remote: _Remote, folder: Path, part
     except FileExistsError:  # where there are no locks, another process may be faster
         pass
     except OSError as error:
-        # Linux has ENOTEMPTY for a rename onto the other process's folder, which is no FileExistsError.
+        # On Linux, a rename onto the other process's folder fails with ENOTEMPTY, for which Python has no class.
         if not folder.is_dir():
             message = f"cannot be kept in {folder.parent} ({error.strerror or error})"
             raise UserError(
