@@ -89,7 +89,8 @@ class Block:
     @property
     def address(self) -> int:
         """Of the first tensor."""
-        return self._flat.data_ptr()
+        address: int = self._flat.data_ptr()
+        return address
 
     @property
     def in_use(self) -> bool:
