@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,44 +11,29 @@ import numpy as np
 import onnx
 import pytest
 from graph_build_models import Array, built, run_file
+from lazy_cuda import LazyCuda, LazyNccl
 from onnx import TensorProto
 from queued import Fake, FakeDevice, halved, network, state_of, steps_of
 from safetensors.numpy import load_file
 from test_queued_rounded import with_casts
-from trainers import trainer_on
+from thread_wire import on_threads
+from trainers import opened, trainer_on, write_update
+from training_options import OPTIONS, RULES, Going, alike, same
 
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.fusion.rounded import writing_rounded
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.optim.average import average_rate
-from ortflow.workflow.run.pace import pace_of_steps
 from ortflow.workflow.sessions.session import Sessions
-from ortflow.workflow.spec.averages import Ema
 from ortflow.workflow.spec.run import TrainerRunSpec
-from ortflow.workflow.trainer import MicroBatch, StepOutcome
+from ortflow.workflow.trainer import Report, StepOutcome
+from ortflow.workflow.trainer.opening import open_trainer
 from ortflow.workflow.trainer.queued_work import QueuedWork
 from ortflow.workflow.trainer.rounded import Rounded
-from ortflow.workflow.trainer.step import GraphTrainer
 
-RULES: dict[str, dict[str, Any]] = {
-    "adamw": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
-    "sgd": {"name": "sgd", "lr": 1e-2, "momentum": 0.9},
-    "muon": {"name": "muon", "lr": 0.02, "adamw": ["u"], "weight_decay": 0.1},
-    "adafactor": {"name": "adafactor", "lr": 0.05},
-}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "average": {"train__average": {"name": "ema", "decay": 0.8, "start": "3 steps"}},
-    "frozen": {
-        "train__groups": [
-            {"match": ["w", "scale"], "frozen_until": "4 steps"}, {"match": ["u"], "frozen_until": "6 steps"},
-        ]
-    },
-}  # fmt: skip
-OPTIONS["both"] = {**OPTIONS["average"], **OPTIONS["frozen"]}
 CASES = [
     (rule, options) for rule in RULES for options in OPTIONS if rule in ("muon", "adafactor") or options != "plain"
 ]
-SECTION = Ema.model_validate(OPTIONS["average"]["train__average"])
 DAMAGED = (2, 5, 9, 14)
 STEPS = 20
 
@@ -62,47 +48,6 @@ def graphs_in(folder: Path, model: Path, rule: str, options: str) -> tuple[Graph
     copy = Path(shutil.copy(model, folder / "model.onnx"))
     changes = {"train__optimizer": RULES[rule], **OPTIONS[options], "train__clip_norm": 1.0}
     return built(copy, **changes), run_file(copy, **changes, resources__kernels="onnxruntime")
-
-
-class Going:
-    """A run's position, and the steps of a trainer from there."""
-
-    def __init__(self, trainer: GraphTrainer) -> None:
-        self.trainer, self.step, self.updates, self.averaged = trainer, 0, 0, 0
-
-    def go(self, steps: list[list[MicroBatch]], *, ahead: bool = False) -> list[StepOutcome]:
-        """Every step; with `ahead` the passes of the next one begin while the host waits."""
-        trainer, outcomes = self.trainer, list[StepOutcome]()
-
-        def begin() -> None:
-            for batches in steps[len(outcomes) + 1 : len(outcomes) + 2]:
-                trainer.begin(batches, seeds=[1] * len(batches), control_values=[])
-
-        trainer.before_wait = begin if ahead and trainer.begins else lambda: None
-        for batches in steps:
-            pace = pace_of_steps(self.step + 1)
-            rate, counts = average_rate(SECTION, pace, self.averaged)
-            trainer.at(pace, rate)
-            outcome = trainer.step(
-                batches, learning_rate=1e-2 / (1 + self.step), update=self.updates + 1, seeds=[1] * len(batches),
-                control_values=[],
-            )  # fmt: skip
-            self.step += 1
-            self.updates += outcome.skipped is None
-            self.averaged += counts and outcome.skipped is None
-            outcomes.append(outcome)
-        return outcomes
-
-
-def same(one: dict[str, Array], other: dict[str, Array]) -> None:
-    assert one.keys() == other.keys()
-    for name, values in one.items():
-        np.testing.assert_array_equal(values, other[name], err_msg=name)
-
-
-def alike(one: list[StepOutcome], other: list[StepOutcome]) -> None:
-    np.testing.assert_array_equal([(o.loss, o.grad_norm) for o in one], [(o.loss, o.grad_norm) for o in other])
-    assert [o.skipped for o in one] == [o.skipped for o in other]
 
 
 @pytest.mark.parametrize(("rule", "options"), CASES)
@@ -159,10 +104,7 @@ def test_overflows_leave_moments_average_and_counters(
             assert numbers.items() - {("loss_scale", numbers["loss_scale"])} <= dict(going.trainer.numbers()).items()
     assert going.updates < 3, "a step overflows"
     resumed = Going(Fake(monkeypatch).trainer(graphs, spec, train=whole, begins=True))
-    for name, buffer in resumed.trainer.state().items():
-        buffer.write(going.trainer.state()[name].read())
-    resumed.trainer.restore(going.trainer.numbers())
-    resumed.step, resumed.updates, resumed.averaged = going.step, going.updates, going.averaged
+    resumed.take_over(going)
     found, expected = resumed.go(steps[3:]), going.go(steps[3:], ahead=True)
     alike(found, expected)
     assert any(outcome.overflow for outcome in expected), "another one behind the checkpoint"
@@ -248,16 +190,56 @@ def test_a_run_moves_between_devices_within_a_frozen_group(
     steps = steps_of([[8]] * 16, damaged=(1, 7))
     whole = Going(trainer_on(graphs, spec))
     whole.go(steps)
-    expected, going = state_of(whole.trainer), Going(trainer_on(graphs, spec))
-    for first, gpu in ((0, True), (3, False), (5, True), (10, False)):
-        trainer = Fake(monkeypatch).trainer(graphs, spec, begins=True) if gpu else trainer_on(graphs, spec)
-        if first:
-            for name, buffer in trainer.state().items():
-                buffer.write(going.trainer.state()[name].read())
-            trainer.restore(going.trainer.numbers())
-        else:
-            trainer.load_tensors(load_file(graphs.initial))
-        going.trainer = trainer
-        going.go(steps[first : {0: 3, 3: 5, 5: 10, 10: 16}[first]])
+    expected, before = state_of(whole.trainer), Going(trainer_on(graphs, spec))
+    for first, last, gpu in ((0, 3, True), (3, 5, False), (5, 10, True), (10, 16, False)):
+        going = Going(Fake(monkeypatch).trainer(graphs, spec, begins=True) if gpu else trainer_on(graphs, spec))
+        going.take_over(before)
+        going.go(steps[first:last])
         monkeypatch.undo()
+        before = going
     same(state_of(going.trainer), expected)
+
+
+@pytest.mark.parametrize("rule", ["muon", "adafactor"])
+def test_ranks_of_two_gpus_have_the_bits_of_two_on_cpus(
+    model: Path, rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graphs, spec = graphs_in(tmp_path, model, rule, "both")
+    # Samples without a usable gradient on one rank alone.
+    steps = [steps_of([[8]] * 12, damaged=(2, 7)), steps_of([[8]] * 13)[1:]]
+    write_update(graphs, spec)
+
+    def on_cpu(below: Communicator) -> tuple[list[StepOutcome], dict[str, Array]]:
+        going = Going(opened(graphs, spec, below))
+        return going.go(steps[below.rank]), state_of(going.trainer)
+
+    expected = on_threads(2, on_cpu)
+    assert [number for number, outcome in enumerate(expected[0][0]) if outcome.skipped] == [2, 7]
+    library, fakes, opening = LazyNccl(), [Fake(monkeypatch, LazyCuda()) for _ in range(2)], threading.Lock()
+    fakes[0].trainer(graphs, spec, begins=True)
+
+    def on_gpu(below: Communicator) -> tuple[list[StepOutcome], dict[str, Array]]:
+        fake = fakes[below.rank]
+        assert isinstance(fake.library, LazyCuda)
+        library.here(fake.library)
+        fake.device.owner = threading.get_ident()
+        world = NcclCommunicator(below, fake.device, library)
+        with opening:
+            sessions = Sessions(fake.device, 1, "error", fuse=False)
+            trainer = open_trainer(graphs, spec, sessions, world, Report(note=fake.log.append), loop="queued")
+        trainer.load_tensors(load_file(graphs.initial))
+        going = Going(trainer)
+        found = going.go(steps[below.rank], ahead=True), state_of(trainer)
+        assert rank_has(fake.log, "the update is captured as a CUDA graph", below.rank)
+        trainer.end_training()
+        world.close()
+        return found
+
+    for (outcomes, state), (theirs, ended) in zip(on_threads(2, on_gpu), expected, strict=True):
+        alike(outcomes, theirs)
+        same(state, ended)
+
+
+def rank_has(log: list[str], line: str, rank: int) -> bool:
+    """Rank 0 writes what is captured."""
+    return (line in log) == (rank == 0)
