@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_build_models import Array, built, run_file
-from project import Project, curve, evaluations, logs, of_kind
+from project import Project, curve, evaluations, of_kind
 from queued import network, state_of, steps_of
 from safetensors.numpy import load_file
 from test_cuda_ranks import ON_CPUS, TWO
@@ -195,6 +195,11 @@ def test_an_evaluation_reads_the_average_and_leaves_every_bit(cuda: Runtime, tmp
     same(ended[0][1], ended[1][1])
 
 
+def log_of(run_dir: Path) -> str:
+    """The whole log of rank 0."""
+    return (run_dir / "logs" / "attempt-00" / "rank-0000.log").read_text()
+
+
 def newest(run_dir: Path) -> dict[str, Array]:
     """The flat buffers of the newest checkpoint."""
     folder = run_dir / "checkpoints"
@@ -220,15 +225,16 @@ def check_like_the_cpu(on_gpu: Path, on_cpu: Path) -> None:
 @pytest.mark.parametrize("rule", RUNS)
 def test_the_curve_and_the_weights_are_those_of_the_cpu(project: Project, rule: str) -> None:
     on_gpu, on_cpu = project.run(f"{rule}-gpu", **RUNS[rule], **GPU), project.run(f"{rule}-cpu", **RUNS[rule], **ONE)
-    assert CAPTURED in logs(on_gpu), logs(on_gpu)
+    assert CAPTURED in log_of(on_gpu)
     check_like_the_cpu(on_gpu, on_cpu)
 
 
-@pytest.mark.parametrize(("rule", "precision"), [("muon", "fp16"), ("adafactor", "bf16")])
-def test_half_precision_is_near(project: Project, rule: str, precision: str) -> None:
+# Muon makes directions, in which fp16 leaves a gradient little but rounding, as long as all others.
+@pytest.mark.parametrize(("rule", "precision", "tolerance"), [("muon", "fp16", 3e-2), ("adafactor", "bf16", 1e-2)])
+def test_half_precision_is_near(project: Project, rule: str, precision: str, tolerance: float) -> None:
     on_gpu = project.run(f"{rule}-{precision}", train__precision=precision, **RUNS[rule], **GPU)
     on_cpu = project.run_dir(f"{rule}-cpu")
-    near(on_gpu, on_cpu if on_cpu.exists() else project.run(f"{rule}-cpu", **RUNS[rule], **ONE), 1e-2)
+    near(on_gpu, on_cpu if on_cpu.exists() else project.run(f"{rule}-cpu", **RUNS[rule], **ONE), tolerance)
 
 
 def check_killed(project: Project, name: str, steps: Sequence[int], **settings: Any) -> None:
@@ -241,7 +247,7 @@ def check_killed(project: Project, name: str, steps: Sequence[int], **settings: 
 def test_a_killed_run_resumes_bit_for_bit(project: Project) -> None:
     """The first kill is before the groups thaw, the second behind it."""
     groups = [{**group, "frozen_until": f"{until} steps"} for group, until in zip(GROUPS, (60, 80), strict=True)]
-    settings = {**RUNS["muon"], **GPU, "train__steps": 140, "train__groups": groups, "train__precision": "fp16"}
+    settings = {**RUNS["muon"], **GPU, "train__steps": 200, "train__groups": groups, "train__precision": "fp16"}
     check_killed(project, "options", (40, 100), **settings)
 
 
@@ -251,8 +257,8 @@ def test_two_gpus_have_the_curve_of_two_ranks_on_cpus(project: Project, cuda: Ru
         pytest.skip("needs two GPUs")
     on_gpus = project.run(f"{rule}-two", **RUNS[rule], **TWO)
     queued = project.run(f"{rule}-two-queued", resources__cuda_graph=False, **RUNS[rule], **TWO)
-    assert "sums over the ranks' GPUs: NCCL" in logs(on_gpus)
-    assert CAPTURED in logs(on_gpus), logs(on_gpus)
+    assert "sums over the ranks' GPUs: NCCL" in log_of(on_gpus)
+    assert CAPTURED in log_of(on_gpus)
     assert curve(on_gpus) == curve(queued)
     assert state(on_gpus) == state(queued)
     check_like_the_cpu(on_gpus, project.run(f"{rule}-two-cpus", **RUNS[rule], **ON_CPUS))
@@ -261,5 +267,5 @@ def test_two_gpus_have_the_curve_of_two_ranks_on_cpus(project: Project, cuda: Ru
 def test_a_killed_run_of_two_gpus_resumes_bit_for_bit(project: Project, cuda: Runtime) -> None:
     if cuda.count() < 2:
         pytest.skip("needs two GPUs")
-    settings = {**RUNS["adafactor"], **TWO, "train__steps": 140, "train__precision": "bf16"}
+    settings = {**RUNS["adafactor"], **TWO, "train__steps": 200, "train__precision": "bf16"}
     check_killed(project, "options-two", (50,), **settings)
