@@ -66,7 +66,8 @@ class CapturedGraph:
         """Whether gradients are given out where the graph writes them."""
         self._feed: dict[str, torch.Tensor] = {}
         self._queued: list[Queued] = []
-        self._captured_run: Queued | None = None
+        self._binding: object = None
+        """Of the captured run: it has the memory of the outputs."""
         self._made: dict[str, torch.Tensor] = {}
         """The outputs of the captured graph."""
         self._memory: object = None
@@ -142,7 +143,7 @@ class CapturedGraph:
     ) -> dict[str, torch.Tensor] | None:
         """Run the graph on its memory; None if the captured graph is of other memory, or must not be launched now."""
         memory = (
-            tuple((name, tuple(tensor.shape), _contents(tensor)) for name, tensor in feed.items()),
+            tuple((name, tuple(tensor.shape), self._contents(tensor)) for name, tensor in feed.items()),
             tuple(tensor.data_ptr() for tensor in into.values()),
         )
         if self.captured and (any_pending(self) or memory != self._memory):
@@ -154,6 +155,7 @@ class CapturedGraph:
         self._stream.wait_stream(current)
         outputs = self._repeat()
         current.wait_stream(self._stream)
+        self._feed = {}
         return outputs
 
     def _repeat(self) -> dict[str, torch.Tensor]:
@@ -166,7 +168,8 @@ class CapturedGraph:
         run = self._queued.pop()
         outputs = self._graph.results(run, self._into)
         if self.captured:
-            self._made, self._captured_run = outputs, run
+            # Without the tensors that it read: lent ones, such as half weights, would stay in use.
+            self._made, self._binding = outputs, run.binding
             note_captured(self)
         return outputs
 
@@ -175,9 +178,10 @@ class CapturedGraph:
         feed: dict[str, torch.Tensor] = {}
         for name in self._graph.inputs:
             tensor = inputs[name]
-            if self._graph.copies_to_host(name, tensor) or (not tensor.is_cuda and tensor.numel() > LARGEST_ON_HOST):
+            here = self._graph.is_here(tensor)
+            if self._graph.copies_to_host(name, tensor) or (not here and tensor.numel() > LARGEST_ON_HOST):
                 return None
-            if not tensor.is_cuda or (name in self._stable and self._graph.reads_in_place(name, tensor)):
+            if not here or (name in self._stable and self._graph.reads_in_place(name, tensor)):
                 feed[name] = tensor
                 continue
             if name not in self._given:
@@ -191,7 +195,6 @@ class CapturedGraph:
         """Called by `Repeated`: outright, or while the stream is captured."""
         self._queued = [self._graph.queue(self._feed, self._into, waits=not self._device.capturing)]
 
-
-def _contents(tensor: torch.Tensor) -> object:
-    """What a captured graph has of an input: its address, or the numbers that the host has read from it."""
-    return tensor.data_ptr() if tensor.is_cuda else tuple(tensor.reshape(-1).tolist())
+    def _contents(self, tensor: torch.Tensor) -> object:
+        """What a captured graph has of an input: its address, or the numbers that the host has read from it."""
+        return tensor.data_ptr() if self._graph.is_here(tensor) else tuple(tensor.reshape(-1).tolist())

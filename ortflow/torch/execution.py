@@ -72,10 +72,14 @@ class Graph:
         """Whether ONNX Runtime reads a tensor on the host that is on the GPU."""
         return tensor.is_cuda and name in self._read_on_host
 
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the graph's device."""
+        return bool(tensor.device == self._torch)
+
     def reads_in_place(self, name: str, tensor: torch.Tensor) -> bool:
         """Whether a tensor is bound where it is, without a conversion."""
         kind = KINDS[self.inputs[name]][0]
-        return tensor.device == self._torch and tensor.dtype is kind and tensor.is_contiguous() and tensor.numel() > 0
+        return self.is_here(tensor) and tensor.dtype is kind and tensor.is_contiguous() and tensor.numel() > 0
 
     def memory_for(self, name: str, shape: torch.Size) -> torch.Tensor:
         """Memory for an input of this shape."""

@@ -185,6 +185,14 @@ def test_stages_of_zero_and_other_ranks_have_the_same_average(jobs: dict[str, Jo
             },
             "train.average: is not supported with train.offload",
         ),
+        (
+            {"name": "ema"},
+            {
+                "resources": {"gpus_per_rank": 1},
+                "train": {"precision": "fp16", "optimizer": {"name": "adamw", "lr": 0.1}},
+            },
+            "train.average: is not supported in fp16 on GPUs",
+        ),
         ({"name": "ema"}, {"trainer": {"name": "linear"}, "model": None}, "train.average: is for the trainer graph"),
     ],
 )  # fmt: skip

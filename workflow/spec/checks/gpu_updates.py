@@ -9,13 +9,20 @@ from ortflow.workflow.spec.run import TrainerRunSpec
 
 
 def only_whole_on_gpus(spec: TrainerRunSpec, path: KeyPath, what: str = "is") -> Iterator[Problem]:
-    """Report a setting that GPUs support only where each rank holds the whole model and its optimizer's state.
+    """Report a setting that GPUs support only where each rank holds the whole model and its optimizer's state, and not
+    in fp16.
 
     `what`: the beginning of the message, behind the path.
     """
+    gpus: KeyPath = ("resources", "gpus_per_rank")
+    if spec.on_gpus and spec.holds_whole and spec.train.precision == "fp16":
+        # On an H200, two trainers of one state differed in the loss of a step that an overflow skipped.
+        precision = ("train", "precision")
+        yield Problem(
+            path, f"{what} not supported in fp16 on GPUs", "set train.precision to bf16", others=(gpus, precision)
+        )
     if not spec.on_gpus or spec.holds_whole:
         return
-    gpus: KeyPath = ("resources", "gpus_per_rank")
     if spec.divides:
         fix = "set parallel.pipeline and parallel.horizontal to 1"
         yield Problem(path, f"{what} not supported in divided models on GPUs", fix, others=(gpus, ("parallel",)))
