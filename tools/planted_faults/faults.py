@@ -116,16 +116,19 @@ FAULTS = (
     ),
     # Graphs.
     _fault(
-        "workflow/graph/autodiff/reductions.py",
+        "workflow/graph/operators/reductions.py",
         'b("Div", spread(b, b.gradient()), count)',
         "spread(b, b.gradient())",
         "autodiff_reductions",
     ),
     _fault(
-        "workflow/graph/autodiff/convolutions.py", "fewer if upper else total - fewer", "fewer", "autodiff_convolutions"
+        "workflow/graph/operators/convolutions.py",
+        "fewer if upper else total - fewer",
+        "fewer",
+        "autodiff_convolutions",
     ),
     _fault("workflow/graph/normalize/fusions.py", "or value.any()", "", "graph_fusions"),
-    _fault("workflow/graph/division/cut.py", "block * (part + 1) // parts", "block * part // parts + 1", "division"),
+    _fault("workflow/graph/rules/cut.py", "block * (part + 1) // parts", "block * part // parts + 1", "division"),
     _fault(
         "workflow/graph/memory/peak_memory.py",
         "last.get(name, -1) <= place",

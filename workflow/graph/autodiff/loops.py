@@ -18,14 +18,14 @@ from ortflow.workflow.graph.autodiff.branches import check_repeatable, check_sta
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.loop_models import body_of
 from ortflow.workflow.graph.autodiff.path import gradient_path
-from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, GradientsByName, rule
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import make_outputs, rename_values, replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.replacement import attribute
+from ortflow.workflow.graph.rules.gradient import Backward, Gradients, GradientsByName, gradient_rule
 
 
-@rule("Loop", "Scan")
+@gradient_rule("Loop", "Scan")
 def loops(b: Backward) -> Gradients | GradientsByName:
     """Yields places of first states and scan inputs, and names of captured values."""
     gradient = _Gradient(b)

@@ -15,7 +15,6 @@ from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph.autodiff.choices import drop_choices
 from ortflow.workflow.graph.autodiff.path import gradient_path
-from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.autodiff.steep import steep_values
@@ -25,6 +24,7 @@ from ortflow.workflow.graph.ir.named_sizes import named_sizes
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import MISFITS, context_of, no_gradient
+from ortflow.workflow.graph.rules.gradient import Backward, Constants
 
 LOSS_GRADIENT = "ortflow.loss_grad"
 """Name of the constant 1: the derivative of the loss with respect to itself."""

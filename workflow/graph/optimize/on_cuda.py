@@ -15,10 +15,10 @@ from onnx import TensorProto
 
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, replace
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import drop_unread_inputs, prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.optimize.constants import fold_constants
 from ortflow.workflow.graph.optimize.counts import counts_on_device
