@@ -158,7 +158,7 @@ FORMAT = Addition(
     {
         "workflow/data/sources/flat_numbers.py": (
             "import numpy as np\nfrom pathlib import Path\n"
-            "from ortflow.workflow.data.sources.mapped import MappedArrays\n\n\n"
+            "from ortflow.workflow.data.mapped_arrays import MappedArrays\n\n\n"
             'def matches(path):\n    return path.suffix == ".f32"\n\n\n'
             "def open_numbers(section, places):\n"
             '    values = np.memmap(places[0], "<f4", "r").reshape(-1, 8)\n'

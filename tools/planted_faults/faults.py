@@ -87,7 +87,7 @@ FAULTS = (
     # Data.
     _fault("workflow/data/order.py", "_key(self._seed, epoch, 1)", "_key(self._seed, 0, 1)", "data_order"),
     _fault("workflow/data/batches.py", "return indices, last - first", "return indices, len(indices)", "data_batches"),
-    _fault("workflow/data/sources/mapped.py", "((int(start), part[name])", "((0, part[name])", "data_in_place"),
+    _fault("workflow/data/mapped_arrays.py", "((int(start), part[name])", "((0, part[name])", "data_in_place"),
     _fault("workflow/data/tables/records.py", "np.searchsorted(quotes, ends) % 2 == 0", "ends >= 0", "data_tables"),
     # Weights, inference, sinks.
     _fault("workflow/weights/matching.py", "tensor_sources.pop(name, None)", "pass", "start_from"),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ortflow.launchers.batch.history import placed
+from ortflow.launchers.placed import placed
 from ortflow.launchers.status import written_place
 from ortflow.workflow.run.rundir import RunDir
 
