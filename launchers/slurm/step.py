@@ -32,7 +32,8 @@ class StepAttempt(Child):
         super().__init__(command)
 
     def gone(self) -> Sequence[int]:
-        """Ranks that were never launched: srun reports them, and waits for the others forever."""
+        """Ranks that were never launched."""
+        # srun reports them, and waits for the others forever.
         return sorted(never_launched(self.output()))
 
     def statuses(self, returncode: int) -> dict[int, int]:

@@ -152,7 +152,8 @@ class Attempt(Child):
         return None
 
     def ask_to_leave(self) -> None:
-        """SIGTERM to the ranks, never to mpirun, which would kill them."""
+        """SIGTERM to the ranks."""
+        # Never to mpirun, which would kill them.
         self._check()
         processes.send(self.ranks.values(), signal.SIGTERM)
 

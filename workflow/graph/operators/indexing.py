@@ -50,11 +50,10 @@ def _product(w: Replacement, sizes: str) -> str:
 
 @gradient_rule("Gather")
 def gather(b: Backward) -> Gradients:
-    """A single constant index is reversed by Pad: exporters read queries, keys and values that way, and ScatterElements
-    takes several times the memory and time.
-    """
+    """A single constant index is reversed by Pad."""
     axis, place, dims = b.attribute("axis", 0), b.value(1), b.shape(0)
     size = dims[axis]
+    # Exporters read queries, keys and values that way, and ScatterElements takes several times the memory and time.
     if place is not None and place.size == 1 and place.ndim < 2 and size:
         before = int(place.reshape(-1)[0]) % size
         margins = np.zeros((2, len(dims)), np.int64)

@@ -32,11 +32,9 @@ def layer_normalization(b: Backward) -> Gradients:
 
 
 def _is_whole(b: Backward, vector: str, sizes: Dims) -> bool:
-    """Whether a scale or bias has the full size of the normalised axes, so that it is not broadcast.
-
-    The kernel of onnxruntime-training does not support axes of one element.
-    """
+    """Whether a scale or bias has the full size of the normalised axes, so that it is not broadcast."""
     dims = shapes.named_shape(b.context.types, vector) or []
+    # The kernel of onnxruntime-training does not support axes of one element.
     equal = dims == sizes and None not in sizes and set(sizes) != {1}
     return equal or (len(dims) == len(sizes) and all(isinstance(size, int) and size > 1 for size in dims))
 
