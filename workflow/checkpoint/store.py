@@ -117,7 +117,7 @@ class DirectoryStore(StoreFolder):
         delete(self.temporary(step, attempt))
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint. It is renamed first, so that a partly deleted one is not taken for an incomplete one."""
+        """Delete a checkpoint."""
         if not self.is_own(step):
             raise not_own(self.place(step))
         self._discard(self.place(step))
@@ -170,8 +170,9 @@ class DirectoryStore(StoreFolder):
             sync_directory(self.path)
 
     def _discard(self, folder: Path) -> None:
-        """Rename a checkpoint that nobody needs any more, and delete it. On NFS, files that are open elsewhere stay."""
+        """Rename a checkpoint that nobody needs any more, and delete it."""
         if is_own_checkpoint(folder):
+            # A partly deleted one must not be taken for an incomplete one; on NFS, files that are open elsewhere stay.
             trash = self.unused(TRASH + folder.name.removeprefix(REPLACED))
             os.rename(folder, trash)
             delete(trash)
