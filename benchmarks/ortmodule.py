@@ -7,7 +7,8 @@ A step is forward, backward and the update with torch's AdamW, fused on GPUs; on
 waits for the GPU after `--steps` steps. Prints a JSON line when a variant has made its first step, with the seconds
 that it took, and one with the median of the rounds, and for ORTModule the ratio to the fastest of the others. `--late`
 modes of torch.compile follow when the others are measured: what is known is printed before they compile. With
-`--memory`, the peak of each, in a process of its own.
+`--memory`, the peak of each, in a process of its own. With `--kernels N`, the N kernels of a step on which each variant
+spends the most time.
 
 Several processes share a GPU with `--lock FILE`: first steps run side by side, measurements alone.
 """
@@ -65,6 +66,18 @@ class Variant:
             loss = self._step()
         self.loss = float(loss.item())  # waits for the GPU
         self.seconds.append((time.perf_counter() - begun) / count)
+
+    def kernels(self, steps: int = 3) -> tuple[float, dict[str, tuple[float, float]]]:
+        """Milliseconds of all kernels and copies of a step; name -> milliseconds and calls of a step."""
+        torch.cuda.synchronize()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            for _ in range(steps):
+                self._step()
+            torch.cuda.synchronize()
+        rows = {
+            row.key: (row.self_device_time_total / steps / 1e3, row.count / steps) for row in profile.key_averages()
+        }
+        return sum(milliseconds for milliseconds, _ in rows.values()), rows
 
     def release(self) -> None:
         """Give memory that nothing uses back to the GPU, where other processes compile."""
@@ -138,6 +151,13 @@ class Work:
             )
             self.print(each.name, ms=round(each.median * 1e3, 2), **ratio, loss=round(each.loss, 4))
 
+    def print_kernels(self, variant: Variant, count: int) -> None:
+        """A line for each of the kernels that take the most time, and one for all."""
+        total, rows = variant.kernels()
+        self.print(variant.name, kernels_ms=round(total, 3), calls=round(sum(calls for _, calls in rows.values())))
+        for name, (milliseconds, calls) in sorted(rows.items(), key=lambda row: -row[1][0])[:count]:
+            self.print(variant.name, kernel=name[:160], ms=round(milliseconds, 3), calls=round(calls, 1))
+
     def print(self, variant: str, **found: Any) -> None:
         """A line of the result, in one write."""
         line = {"model": self._model, "micro_batch": self._size, "variant": variant, **found}
@@ -155,6 +175,8 @@ def report(options: argparse.Namespace, model: str, batch: int) -> None:
     with turn(options.lock, alone=True):
         work.measure(variants)
         for each in variants:
+            if options.kernels:
+                work.print_kernels(each, options.kernels)
             each.release()
     for mode in options.late:
         with turn(options.lock, alone=True):
@@ -227,6 +249,7 @@ def main() -> None:
     parser.add_argument("--compile", nargs="*", choices=MODES, default=[], help="also these modes of torch.compile")
     parser.add_argument("--late", nargs="*", choices=MODES, default=[], help="and these, when all else is measured")
     parser.add_argument("--memory", nargs="*", default=[], help="also the peak of memory of these variants")
+    parser.add_argument("--kernels", type=int, default=0, help="also this many kernels of each variant, on a GPU")
     parser.add_argument("--lock", type=Path, help="file that processes on one GPU share")
     parser.add_argument("--no-verify", dest="verify", action="store_false")
     parser.add_argument("--only", default="", help=argparse.SUPPRESS)

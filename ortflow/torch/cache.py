@@ -34,7 +34,7 @@ def cached(folder: Path, model: onnx.ModelProto, key: Iterable[str], make_pair: 
     first.CopyFrom(pair.forward)
     described = {
         "kept": pair.kept, "given": dict(pair.given), "wanted": pair.wanted, "aliases": dict(pair.aliases),
-        "backward": pair.backward is not None,
+        "halves": dict(pair.halves), "backward": pair.backward is not None,
     }  # fmt: skip
     first.metadata_props.add(key=_KEY, value=json.dumps(described))
     try:
@@ -54,5 +54,6 @@ def _read(forward: Path, backward: Path) -> Pair:
     del first.metadata_props[:]
     second = onnx.load_model_from_string(backward.read_bytes()) if described["backward"] else None
     return Pair(
-        first, second, tuple(described["kept"]), described["given"], tuple(described["wanted"]), described["aliases"]
-    )
+        first, second, tuple(described["kept"]), described["given"], tuple(described["wanted"]), described["aliases"],
+        described["halves"],
+    )  # fmt: skip

@@ -2,9 +2,10 @@
 
 Queueing the nodes of a step takes the host longer than the GPU needs for them in models of a few hundred million
 parameters. A captured graph works on the same memory every time: parameters are read where they are, other inputs are
-copied to memory of the graph, and what it returns is copied out of it. Kept values stay in it, so that the captured
+copied to memory of the graph, and outputs are copied out of it. Kept values stay in it, so that the captured
 forward graph must not run again before they have been read: a second call before the backward pass of the first one is
-queued node by node, on memory of its own.
+queued node by node, on memory of its own. Gradients are given out where the graph writes them as long as the caller has
+none of the last call any more.
 """
 
 from __future__ import annotations
@@ -14,7 +15,17 @@ from collections.abc import Collection, Iterable, Mapping
 import torch
 
 from ortflow.torch.execution import Graph, Queued
-from ortflow.torch.leases import ARENA, Lease, any_captured, any_pending, note, note_captured, overwrite
+from ortflow.torch.leases import (
+    ARENA,
+    Lease,
+    any_captured,
+    any_pending,
+    note,
+    note_captured,
+    note_forgotten,
+    overwrite,
+)
+from ortflow.torch.memory import Block
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaDevice
 
@@ -48,8 +59,11 @@ class CapturedGraph:
         self._repeated = Repeated(device, name, self._queue, lambda line: None, obstacle)
         self._given: dict[str, torch.Tensor] = {}
         """Memory of the graph for inputs that are not stable."""
-        self._into: dict[str, torch.Tensor] = {}
-        """Memory of the graph for outputs that a caller wants in tensors of its own."""
+        self._into: Tensors = {}
+        """Memory of the graph for outputs that a caller wants as tensors of PyTorch's."""
+        self._block: Block | None = None
+        self._lends = True
+        """Whether gradients are given out where the graph writes them."""
         self._feed: dict[str, torch.Tensor] = {}
         self._queued: list[Queued] = []
         self._captured_run: Queued | None = None
@@ -76,33 +90,70 @@ class CapturedGraph:
         """See Graph. Copies: also what is queued apart may be where a captured graph has values in between."""
         return [outputs[name].clone() if any_captured() else outputs[name] for name in names]
 
-    def run(self, inputs: Tensors, into: Tensors | None = None, lease: Lease | None = None) -> dict[str, torch.Tensor]:
+    def run(self, inputs: Tensors, lease: Lease | None = None) -> dict[str, torch.Tensor]:
         """See Graph; `lease` is of the call that later reads the kept values."""
-        current, feed = torch.cuda.current_stream(self._device.index), self._placed(inputs)
-        memory = feed and tuple((name, tuple(t.shape), _contents(t)) for name, t in feed.items())
-        apart = feed is None or (self.captured and (any_pending(self) or memory != self._memory))
-        if feed is None or apart:
-            self._stream.wait_stream(current)
-            # There, the graph reads inputs behind their conversions.
-            with torch.cuda.stream(self._stream):
-                outputs = self._graph.run(inputs, into)
-            current.wait_stream(self._stream)
-        else:
-            for name, tensor in self._given.items():
-                tensor.copy_(inputs[name])
-            for name, tensor in (into or {}).items():
-                # Other sizes than before come only until the graph is captured: it reads inputs of one size.
-                if name not in self._into or self._into[name].shape != tensor.shape:
-                    self._into[name] = torch.empty_like(tensor)
-            self._feed, self._memory = feed, memory
-            self._stream.wait_stream(current)
-            outputs = self._repeat()
-            current.wait_stream(self._stream)
-            if into:
-                torch._foreach_copy_([*into.values()], [self._into[name] for name in into])
-                outputs = outputs | dict(into)
+        feed = self._placed(inputs)
+        outputs = None if feed is None else self._in_place(inputs, feed, {})
         if lease is not None:
-            note(lease, self if self.captured and not apart else ARENA)
+            note(lease, self if self.captured and outputs is not None else ARENA)
+        return self._apart(inputs) if outputs is None else outputs
+
+    def gradients(self, inputs: Tensors, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
+        """See Graph; in memory of the graph while the caller has none of them any more at the next call."""
+        feed = self._placed(inputs)
+        if feed is not None:
+            block = self._block_of(shapes)
+            if self._in_place(inputs, feed, dict(zip(shapes, block.tensors, strict=True))) is not None:
+                if self._lends:
+                    return dict(zip(shapes, block.lend(), strict=True))
+                copies = self._graph.memory_of(shapes)
+                torch._foreach_copy_([*copies.values()], block.tensors)
+                return copies
+        gradients = self._graph.memory_of(shapes)
+        self._apart(inputs, gradients)
+        return gradients
+
+    def _block_of(self, shapes: Mapping[str, torch.Size]) -> Block:
+        """The memory that the graph writes the gradients to."""
+        block = self._block
+        if block is not None and block.in_use:
+            # Gradients are added up over several calls, or held: from now on they are copied.
+            self._lends, block = False, None
+            if self.captured:
+                self._repeated.forget()
+                note_forgotten(self)
+        # Other sizes than before come only until the graph is captured: it reads inputs of one size.
+        if block is None or block.shapes != tuple(shapes.values()):
+            block = self._block = Block([*shapes.values()], torch.float32, self._stream.device)
+        return block
+
+    def _apart(self, inputs: Tensors, into: Tensors | None = None) -> dict[str, torch.Tensor]:
+        """Queue the nodes, on memory of the call's own."""
+        current = torch.cuda.current_stream(self._device.index)
+        self._stream.wait_stream(current)
+        # There, the graph reads inputs behind their conversions.
+        with torch.cuda.stream(self._stream):
+            outputs = self._graph.run(inputs, into)
+        current.wait_stream(self._stream)
+        return outputs
+
+    def _in_place(
+        self, inputs: Tensors, feed: dict[str, torch.Tensor], into: Tensors
+    ) -> dict[str, torch.Tensor] | None:
+        """Run the graph on its memory; None if the captured graph is of other memory, or must not be launched now."""
+        memory = (
+            tuple((name, tuple(tensor.shape), _contents(tensor)) for name, tensor in feed.items()),
+            tuple(tensor.data_ptr() for tensor in into.values()),
+        )
+        if self.captured and (any_pending(self) or memory != self._memory):
+            return None
+        current = torch.cuda.current_stream(self._device.index)
+        for name, tensor in self._given.items():
+            tensor.copy_(inputs[name])
+        self._feed, self._into, self._memory = feed, into, memory
+        self._stream.wait_stream(current)
+        outputs = self._repeat()
+        current.wait_stream(self._stream)
         return outputs
 
     def _repeat(self) -> dict[str, torch.Tensor]:

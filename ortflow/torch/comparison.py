@@ -85,6 +85,7 @@ def _step(
     feed[SEED] = torch.zeros(1, dtype=torch.int64, device=plans.place.device)
     gradients: dict[str, Any] = dict.fromkeys(plans.wanted)
     with torch.no_grad():
+        feed = plan.fed(feed)
         values = plan.forward.run(feed)
         if plan.backward is not None:
             by: dict[str, torch.Tensor] = {}

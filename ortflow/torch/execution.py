@@ -13,25 +13,13 @@ import numpy as np
 import torch
 
 from ortflow.torch.leases import Lease, any_captured, note
+from ortflow.torch.memory import KINDS, tensor_over
 from ortflow.workflow.device import Device
 from ortflow.workflow.onnx_runtime import native, onnxruntime
 from ortflow.workflow.sessions.binding import read_on_host
 from ortflow.workflow.sessions.collectives import take_error
 from ortflow.workflow.sessions.failures import SESSION_ERRORS, ran_out, run_failure
 
-KINDS: dict[int, tuple[torch.dtype, str]] = {
-    1: (torch.float32, "<f4"),
-    2: (torch.uint8, "|u1"),
-    3: (torch.int8, "|i1"),
-    5: (torch.int16, "<i2"),
-    6: (torch.int32, "<i4"),
-    7: (torch.int64, "<i8"),
-    9: (torch.bool, "|b1"),
-    10: (torch.float16, "<f2"),
-    11: (torch.float64, "<f8"),
-    16: (torch.bfloat16, "<i2"),
-}
-"""Element type as ONNX counts them -> PyTorch's, and that of the array interface; NumPy has no bfloat16."""
 _CPU = torch.device("cpu")
 _EMPTY = torch.zeros(1)
 _NAMES = {
@@ -95,6 +83,18 @@ class Graph:
 
     def _device_of(self, output: str) -> torch.device:
         return _CPU if output in self._on_host else self._torch
+
+    def gradients(
+        self, inputs: Mapping[str, torch.Tensor], shapes: Mapping[str, torch.Size]
+    ) -> dict[str, torch.Tensor]:
+        """Run the graph, whose outputs are fp32 and of these shapes, into tensors of the caller. Raises UserError."""
+        into = self.memory_of(shapes)
+        self.run(inputs, into)
+        return into
+
+    def memory_of(self, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
+        """Memory for fp32 outputs."""
+        return {name: torch.empty(shape, dtype=torch.float32, device=self._torch) for name, shape in shapes.items()}
 
     def run(
         self,
@@ -175,29 +175,7 @@ class Graph:
         into = into or {}
         values = run.binding.get_outputs()
         outputs = {
-            name: into[name] if name in into else _tensor(values[number], self._device_of(name))
+            name: into[name] if name in into else tensor_over(values[number], self._device_of(name))
             for number, name in enumerate(self.outputs)
         }
         return outputs | {name: outputs[source] for name, source in self._aliases.items()}
-
-
-class _Memory:
-    """Memory of ONNX Runtime's, for NumPy (CPU) and PyTorch (CUDA): both keep this alive, and this the memory."""
-
-    def __init__(self, value: Any, shape: list[int], kind: str, interface: str) -> None:
-        self._value = value
-        described = {"data": (value.data_ptr(), False), "shape": tuple(shape), "typestr": kind, "version": 3}
-        setattr(self, interface, described)
-
-
-def _tensor(value: Any, device: torch.device) -> torch.Tensor:
-    """A tensor over the memory of a value of ONNX Runtime's."""
-    shape = value.shape()
-    dtype, kind = KINDS[value.element_type()]
-    if 0 in shape:
-        return torch.empty(shape, dtype=dtype, device=device)
-    if device.type == "cpu":
-        tensor = torch.from_numpy(np.asarray(_Memory(value, shape, kind, "__array_interface__")))
-    else:
-        tensor = torch.as_tensor(_Memory(value, shape, kind, "__cuda_array_interface__"), device=device)
-    return tensor.view(dtype) if dtype is torch.bfloat16 else tensor

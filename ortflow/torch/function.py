@@ -52,13 +52,14 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
         if not covers_all:
             feed |= {name: feed[name].clone() for name in owner.changing}
         ctx.lease = Lease()
-        outputs = plan.forward.run(feed, lease=ctx.lease)
+        read = plan.fed(feed)
+        outputs = plan.forward.run(read, lease=ctx.lease)
         owner.moved(outputs)
         ctx.owner, ctx.plan = owner, plan
         results = tuple(plan.forward.handed_out(outputs, owner.results))
         ctx.shapes = [(result.shape, result.dtype, result.device) for result in results]
         ctx.sources = [(tensor.shape, tensor.dtype) for tensor in tensors]
-        _save(ctx, plan, outputs, feed)
+        _save(ctx, plan, outputs, read)
         ctx.feed = None if covers_all else (feed, [tensor._version for tensor in feed.values()])
         ctx.mark_non_differentiable(*(
             result for name, result in zip(owner.results, results, strict=True) if name not in owner.differentiable
@@ -99,17 +100,13 @@ class Call(torch.autograd.Function):  # type: ignore[misc, unused-ignore]
                     torch.zeros(shape, dtype=dtype, device=device) if gradient is None else gradient
                 )
         reached = set(plan.pair.wanted) if by else set[str]()
-        device = ctx.shapes[0][2]
-        into = {
-            f"{name}_grad": torch.empty(shape, dtype=torch.float32, device=device)
-            for name, (shape, _) in zip(owner.wanted, ctx.sources, strict=True)
-            if name in reached
+        shapes = {
+            f"{name}_grad": shape for name, (shape, _) in zip(owner.wanted, ctx.sources, strict=True) if name in reached
         }
         lease.pending = False
-        if into:
-            plan.backward.run(feed, into)
+        computed = plan.backward.gradients(feed, shapes) if shapes else {}
         return tuple(
-            into[f"{name}_grad"].to(dtype) if name in reached else None
+            computed[f"{name}_grad"].to(dtype) if name in reached else None
             for name, (_, dtype) in zip(owner.wanted, ctx.sources, strict=True)
         )
 
@@ -134,8 +131,9 @@ def _again(ctx: Any, roots: frozenset[str], lease: Lease) -> tuple[Plan, dict[st
             " that ORTModule was called with, or one of its parameters or buffers"
         )
     plan = ctx.owner.plan_for(roots.union(ctx.plan.pair.given), feed)
-    outputs = plan.forward.run(feed, lease=lease)
+    read = plan.fed(feed)
+    outputs = plan.forward.run(read, lease=lease)
     assert plan.backward is not None
     gradient_inputs, saved_outputs = set(plan.pair.given.values()), set(plan.pair.kept)
     names = [name for name in plan.backward.inputs if name not in gradient_inputs]
-    return plan, {name: outputs[name] if name in saved_outputs else feed[name] for name in names}
+    return plan, {name: outputs[name] if name in saved_outputs else read[name] for name in names}

@@ -80,6 +80,8 @@ class Pair:
     """Inputs of the forward graph whose gradients `<name>_grad` the backward graph computes."""
     aliases: Mapping[str, str] = field(default_factory=dict)
     """Output -> the output that is the same in half precision, and that the forward graph gives in its place."""
+    halves: Mapping[str, str] = field(default_factory=dict)
+    """Input of the graphs that is a parameter in half precision -> the parameter."""
 
 
 def forward_of(model: onnx.ModelProto, frozen: Collection[str]) -> Forward:
@@ -160,12 +162,16 @@ def pair_of(
         if target.memory_level:
             recompute(model.graph, [], [*incoming.values()], partial=True)
     joint = gpu_graphs.placed(model, reached, target.precision) if target.kind == "cuda" else _for_cpu(model)
-    pair = divided(joint, forward, incoming, reached, tensors) if roots else Pair(joint, None, (), {}, ())
+    unchanged = [name for name in tensors if name not in forward.moved]
+    half_weights = gpu_graphs.weights_in_half(joint.graph, unchanged) if target.kind == "cuda" else {}
+    unchanged += half_weights
+    pair = divided(joint, forward, incoming, reached, unchanged) if roots else Pair(joint, None, (), {}, ())
     if target.kind == "cpu":
         return pair
     backward = None if pair.backward is None else gpu_graphs.finished(pair.backward)
     front = gpu_graphs.finished(pair.forward)
-    return replace(pair, forward=front, backward=backward, aliases=gpu_graphs.in_half(front.graph, target.halves))
+    aliases = gpu_graphs.in_half(front.graph, target.halves)
+    return replace(pair, forward=front, backward=backward, aliases=aliases, halves=half_weights)
 
 
 def divided(
@@ -173,11 +179,10 @@ def divided(
     forward: Forward,
     incoming: Mapping[str, str],
     reached: Sequence[str],
-    tensors: Collection[str],
+    unchanged: Collection[str],
 ) -> Pair:
-    """Divide the graph of both passes."""
+    """Divide the graph of both passes; `unchanged` are inputs that a call does not change."""
     ends = [*forward.outputs, *forward.moved.values()]
-    unchanged = [name for name in tensors if name not in forward.moved]
     front, back = halves(joint, ends, unchanged, list(forward.moved))
     forward_outputs = {value.name for value in front.graph.output}
     saved_outputs = tuple(value.name for value in back.graph.input if value.name in forward_outputs)

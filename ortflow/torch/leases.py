@@ -1,12 +1,15 @@
 """Values of calls in memory that captured graphs write as well. Used by `function`, `execution` and `captured`.
 
 All sessions of a process allocate from one arena. A captured graph writes wherever it had memory when it was captured,
-and the arena has given to others since what that graph only had in between. What is in the arena and is still read must
-not be there when such a graph is launched.
+and the arena has given to others since what that graph only had in between: to calls that are queued node by node, and
+to graphs that were captured later. What these have left there and is still read must not be there when the graph is
+launched.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import weakref
 
 _OVERWRITTEN = (
@@ -39,13 +42,20 @@ class Lease:
             raise RuntimeError(_OVERWRITTEN)
 
 
-_captured: weakref.WeakSet[object] = weakref.WeakSet()
+_captured: weakref.WeakKeyDictionary[object, int] = weakref.WeakKeyDictionary()
+"""Captured graph -> its place in the order of captures."""
+_captures = itertools.count()
 _leases: weakref.WeakSet[Lease] = weakref.WeakSet()
 
 
 def note_captured(graph: object) -> None:
     """Called when a graph of this process is captured."""
-    _captured.add(graph)
+    _captured[graph] = next(_captures)
+
+
+def note_forgotten(graph: object) -> None:
+    """Called when a graph is not captured any more: its memory is the arena's."""
+    _captured.pop(graph, None)
 
 
 def any_captured() -> bool:
@@ -72,4 +82,7 @@ def any_pending(graph: object) -> bool:
 
 
 def _written_by(graph: object) -> list[Lease]:
-    return [lease for lease in _leases if lease.memory is ARENA or lease.memory is graph]
+    place = _captured.get(graph, math.inf)
+    return [
+        lease for lease in _leases if lease.memory in (ARENA, graph) or _captured.get(lease.memory, math.inf) > place
+    ]

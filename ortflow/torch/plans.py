@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
+import torch
 
 from ortflow.torch.cache import cached
 from ortflow.torch.captured import CapturedGraph
 from ortflow.torch.execution import Graph
 from ortflow.torch.graphs import Forward, Pair, Target, forward_of, on_host, pair_of
+from ortflow.torch.half_weights import HalfWeights
 from ortflow.torch.runtime import HALF, Place, sessions_for
 from ortflow.torch.settings import Settings
 from ortflow.torch.tracing import Traced
@@ -33,6 +35,11 @@ class Plan:
     threads: int
     kernels: str
     """What computes them besides ONNX Runtime."""
+    half_weights: HalfWeights
+
+    def fed(self, feed: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """What a call gives and the copies of parameters in half precision: all that the forward graph reads."""
+        return {**feed, **self.half_weights.of(feed)}
 
     @functools.cached_property
     def reads(self) -> tuple[str, ...]:
@@ -98,12 +105,13 @@ class Plans:
                 return graph
             assert isinstance(sessions.device, CudaDevice)
             # Buffers that a call changes are copies where it can be repeated (`function`).
-            stable = {*self._traced.tensors, *pair.kept} - {*self.forward.moved}
+            stable = {*self._traced.tensors, *pair.kept, *pair.halves} - {*self.forward.moved}
             return CapturedGraph(graph, sessions.device, name, stable, obstacle_of(model))
 
         forward = opened(pair.forward, "the forward graph", pair.aliases)
         backward = None if pair.backward is None else opened(pair.backward, "the backward graph", {})
-        return Plan(pair, forward, backward, threads, sessions.kernels)
+        half_weights = HalfWeights(pair.halves, HALF.get(self.place.precision), stays=captures)
+        return Plan(pair, forward, backward, threads, sessions.kernels, half_weights)
 
     def _save(self, pair: Pair) -> None:
         debug = self._settings.debug

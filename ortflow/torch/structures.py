@@ -60,7 +60,7 @@ class Structure:
             outputs = dict(zip(self.results, Call.apply(self, plan, feed, *map(feed.get, self.wanted)), strict=True))
         else:
             with torch.no_grad():
-                every = plan.forward.run(feed)
+                every = plan.forward.run(plan.fed(feed))
                 self.moved(every)
             outputs = dict(zip(self.results, plan.forward.handed_out(every, self.results), strict=True))
         return self.traced.result([tensor_of(output, outputs, inputs, tensors) for output in self.traced.outputs])

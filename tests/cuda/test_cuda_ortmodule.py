@@ -262,6 +262,77 @@ def test_captured_graphs_leave_other_values_as_they_are(cuda: Runtime) -> None:
         assert (mine - other).norm() <= 3e-2 * other.norm() + 1e-6
 
 
+def test_gradients_that_are_held_later_are_not_overwritten(cuda: Runtime) -> None:
+    """They lie where the graph writes them until somebody has one at the next call."""
+    torch.manual_seed(14)
+    eager, module = pair(Gpt(width=64), cuda_graphs=True)
+    batches = [tokens(4, 32) for _ in range(24)]
+    for batch in batches[:8]:
+        module.zero_grad()
+        loss_of(module, batch).backward()
+    (plan,) = plans_of(module)
+    assert plan.backward.captured
+    address = next(module.parameters()).grad.data_ptr()
+    module.zero_grad()
+    loss_of(module, batches[8]).backward()
+    assert next(module.parameters()).grad.data_ptr() == address, "gradients are copied"
+    held = [(p.grad, p.grad.clone()) for p in module.parameters()]
+    for start in range(9, 24, 3):
+        for each in (eager, module):
+            each.zero_grad()
+            for batch in batches[start : start + 3]:
+                loss_of(each, batch).backward()
+        for mine, other in zip(gradients(module), gradients(eager), strict=True):
+            assert (mine - other).norm() <= 3e-2 * other.norm() + 1e-6, start
+    assert plan.backward.captured, "it is captured again"
+    for now, then in held:
+        assert torch.equal(now, then)
+
+
+def test_a_module_that_is_captured_after_another(cuda: Runtime) -> None:
+    """Its kept values lie where the first one's backward graph had values in between."""
+    torch.manual_seed(15)
+    first_eager, first = pair(Gpt(width=64), cuda_graphs=True)
+    second_eager, second = pair(Gpt(width=64), cuda_graphs=True)
+    batches = [tokens(4, 32) for _ in range(16)]
+    for batch in batches[:8]:
+        loss_of(first, batch).backward()
+        first.zero_grad()
+    for batch in batches[:8]:
+        loss_of(second, batch).backward()
+        second.zero_grad()
+    assert all(plan.backward.captured for each in (first, second) for plan in plans_of(each))
+    for one, two in ((first_eager, second_eager), (first, second)):
+        kept = loss_of(two, batches[8])
+        loss_of(one, batches[9]).backward()
+        kept.backward()
+    for module, eager in ((first, first_eager), (second, second_eager)):
+        for mine, other in zip(gradients(module), gradients(eager), strict=True):
+            assert (mine - other).norm() <= 3e-2 * other.norm() + 1e-6
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_weights_that_change_between_a_call_and_its_backward_pass(cuda: Runtime, captured: bool) -> None:
+    """As under autocast, a backward pass reads the half-precision weights of its own call."""
+    torch.manual_seed(16)
+    eager, module = pair(Gpt(width=64), cuda_graphs=captured)
+    batches = [tokens(4, 32) for _ in range(10)]
+    for batch in batches[:6]:
+        loss_of(module, batch).backward()
+        module.zero_grad()
+    for each in (eager, module):
+        each.zero_grad()
+        first = loss_of(each, batches[6])
+        with torch.no_grad():
+            for parameter in each.parameters():
+                parameter.data = parameter.data * 1.5
+        second = loss_of(each, batches[7])
+        first.backward()
+        second.backward()
+    for mine, other in zip(gradients(module), gradients(eager), strict=True):
+        assert (mine - other).norm() <= 3e-2 * other.norm() + 1e-6
+
+
 def test_captured_statistics_of_convolutions(cuda: Runtime) -> None:
     torch.manual_seed(12)
     eager, module = pair(Images(), cuda_graphs=True)

@@ -29,7 +29,7 @@ from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.gradient import queued_gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import guarded
-from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.optim.segments import segments_of
 from ortflow.workflow.sessions.binding import Binding
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -115,7 +115,7 @@ class Fake:
         library of operators that they may have. With `begins`, the update multiplies the gradients, as where a GPU has
         ortflow's operators.
         """
-        update = compose(optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index)))
+        update = compose(optimizer_graph(spec.train.optimizer, segments_of(spec.train, graphs.index)))
         scaling = squares_by_onnx(queued_gradient_graph(fused=True)) if begins else queued_gradient_graph()
         graphs.optimizer.write_bytes(guarded(update, multiplied=begins).SerializeToString())
         graphs.gradient.write_bytes(scaling.SerializeToString())

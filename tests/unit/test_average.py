@@ -169,13 +169,29 @@ def test_stages_of_zero_and_other_ranks_have_the_same_average(jobs: dict[str, Jo
     [
         ({"name": "ema", "start": "soon"}, {}, "train.average.start: 'soon' is not a duration"),
         ({"name": "swa", "start": "1 step", "every": "0 steps"}, {}, "train.average.every: '0 steps' is not above 0"),
-        ({"name": "ema"}, {"resources": {"gpus_per_rank": 1}}, "train.average: is not supported on GPUs"),
+        (
+            {"name": "ema"}, {"resources": {"gpus_per_rank": 1, "ranks_per_node": 2}, "parallel": {"zero": 1}},
+            "train.average: is not supported under ZeRO on GPUs",
+        ),
+        (
+            {"name": "ema"}, {"resources": {"gpus_per_rank": 1, "ranks_per_node": 2}, "parallel": {"pipeline": 2}},
+            "train.average: is not supported in divided models on GPUs",
+        ),
+        (
+            {"name": "ema"},
+            {
+                "resources": {"gpus_per_rank": 1},
+                "train": {"offload": "optimizer", "optimizer": {"name": "adamw", "lr": 0.1}},
+            },
+            "train.average: is not supported with train.offload",
+        ),
         ({"name": "ema"}, {"trainer": {"name": "linear"}, "model": None}, "train.average: is for the trainer graph"),
     ],
 )  # fmt: skip
 def test_averages_that_a_run_cannot_have_are_named(
     average: dict[str, Any], more: dict[str, Any], expected: str
 ) -> None:
-    spec = spec_of(train={"steps": 100, "optimizer": {"name": "sgd", "lr": 0.1}, "average": average}, **more)
+    train = {"steps": 100, "optimizer": {"name": "sgd", "lr": 0.1}, "average": average, **more.get("train", {})}
+    spec = spec_of(**{**more, "train": train})
     found = [f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in check(spec)]
     assert any(line.startswith(expected) for line in found), found

@@ -13,12 +13,19 @@ from ortflow.torch import leases
 
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "_captured", weakref.WeakSet())
+    monkeypatch.setattr(leases, "_captured", weakref.WeakKeyDictionary())
     monkeypatch.setattr(leases, "_leases", weakref.WeakSet())
 
 
+class Captured:
+    """A captured graph."""
+
+    def __init__(self) -> None:
+        leases.note_captured(self)
+
+
 def test_values_that_a_backward_pass_still_reads_hold_captured_graphs_back() -> None:
-    graph, first, second = object(), leases.Lease(), leases.Lease()
+    graph, first, second = Captured(), leases.Lease(), leases.Lease()
     leases.note(first)
     leases.note(second)
     assert leases.any_pending(graph)
@@ -28,17 +35,39 @@ def test_values_that_a_backward_pass_still_reads_hold_captured_graphs_back() -> 
     assert not leases.any_pending(graph)
 
 
-def test_values_in_a_captured_graph_hold_only_that_graph_back() -> None:
-    graph, other, lease = object(), object(), leases.Lease()
+def test_values_in_a_captured_graph_hold_no_later_graph_back() -> None:
+    other, graph, lease = Captured(), Captured(), leases.Lease()
+    later = Captured()
     leases.note(lease, graph)
     assert leases.any_pending(graph)
-    assert not leases.any_pending(other)
-    leases.overwrite(other)
+    assert not leases.any_pending(later)
+    leases.overwrite(later)
     lease.check()
     leases.overwrite(graph)
     with pytest.raises(RuntimeError, match="retain_graph=True"):
         lease.check()
     assert not leases.any_pending(graph), "its values are gone"
+    assert not leases.any_pending(other)
+
+
+def test_values_in_a_graph_that_was_captured_later_hold_a_graph_back() -> None:
+    """It has them where the earlier one, when it was captured, had values in between."""
+    earlier, graph, lease = Captured(), Captured(), leases.Lease()
+    leases.note(lease, graph)
+    assert leases.any_pending(earlier)
+    leases.overwrite(earlier)
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        lease.check()
+
+
+def test_values_of_a_graph_that_is_not_captured_any_more_are_in_the_arena() -> None:
+    graph, later, lease = Captured(), Captured(), leases.Lease()
+    leases.note(lease, graph)
+    assert not leases.any_pending(later)
+    leases.note_forgotten(graph)
+    assert leases.any_pending(later)
+    leases.note_captured(graph)
+    assert leases.any_pending(later), "now it is the later one"
 
 
 def test_results_are_copied_while_a_graph_is_captured() -> None:
@@ -63,6 +92,6 @@ def test_a_launch_ends_the_use_of_values_in_the_arena() -> None:
     lease = leases.Lease()
     leases.note(lease)
     lease.pending = False
-    leases.overwrite(object())
+    leases.overwrite(Captured())
     with pytest.raises(RuntimeError, match="retain_graph=True"):
         lease.check()

@@ -148,8 +148,14 @@ def test_patterns_that_do_not_fit_the_model_are_refused(changes: dict[str, Any],
         ([{"match": ["a"], "lr": 1.0, "lr_scale": 2.0}], {}, "train.groups.0.lr_scale: cannot be combined"),
         ([{"match": ["a"], "frozen_until": "soon"}], {}, "train.groups.0.frozen_until: 'soon' is not a duration"),
         (
-            [{"match": ["a"], "frozen_until": "5 steps"}], {"resources": {"gpus_per_rank": 1}},
-            "train.groups.0.frozen_until: is not supported on GPUs",
+            [{"match": ["a"], "frozen_until": "5 steps"}],
+            {"resources": {"gpus_per_rank": 1, "ranks_per_node": 2}, "parallel": {"zero": 2}},
+            "train.groups.0.frozen_until: is not supported under ZeRO on GPUs",
+        ),
+        (
+            [{"match": ["a"], "frozen_until": "5 steps"}],
+            {"resources": {"gpus_per_rank": 1, "ranks_per_node": 2}, "parallel": {"horizontal": 2}},
+            "train.groups.0.frozen_until: is not supported in divided models on GPUs",
         ),
         (
             [{"match": ["a"], "frozen_until": "5 steps"}],

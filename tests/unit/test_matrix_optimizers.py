@@ -82,7 +82,10 @@ def test_a_pattern_of_adamw_that_matches_nothing_is_refused(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        ({"resources": {"gpus_per_rank": 1}}, "which is not supported on GPUs"),
+        (
+            {"resources": {"ranks_per_node": 2, "gpus_per_rank": 1}, "parallel": {"pipeline": 2}},
+            "which is not supported in divided models on GPUs",
+        ),
         ({"resources": {"ranks_per_node": 2}, "parallel": {"zero": 1}}, "parallel.zero divides them over ranks"),
         (
             {"resources": {"ranks_per_node": 2}, "parallel": {"horizontal": 2}},
@@ -98,6 +101,24 @@ def test_layouts_without_whole_tensors_are_refused(rule: str, more: dict[str, An
     spec = spec_of(train={"steps": 100, "optimizer": RULES[rule]}, **more)
     found = [f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in check(spec)]
     assert any(mentions(line, f"train.optimizer.name: is {rule} … {expected}") for line in found), found
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_gpus_that_have_whole_models_have_everything(rule: str, ranks: int, precision: str) -> None:
+    train = {
+        "steps": 100, "optimizer": RULES[rule], "average": {"name": "ema"}, "precision": precision,
+        "groups": [{"match": ["*"], "frozen_until": "3 steps"}],
+    }  # fmt: skip
+    assert not check(spec_of(train=train, resources={"ranks_per_node": ranks, "gpus_per_rank": 1}))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_off_loaded_moments_are_refused(rule: str) -> None:
+    train = {"steps": 100, "optimizer": RULES[rule], "offload": "optimizer"}
+    found = check(spec_of(train=train, resources={"gpus_per_rank": 1}))
+    assert [problem.what for problem in found] == [f"is {rule}, which is not supported with train.offload"]
 
 
 @pytest.mark.parametrize("rule", RULES)

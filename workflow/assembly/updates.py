@@ -5,10 +5,8 @@ from __future__ import annotations
 import onnx
 
 from ortflow.workflow.assembly.gpu_forms import gpu_forms
-from ortflow.workflow.fusion.groups import fuse
-from ortflow.workflow.fusion.half import HALVES
-from ortflow.workflow.fusion.rounded import writing_rounded
 from ortflow.workflow.fusion.scalars import scalars_in_one
+from ortflow.workflow.fusion.update import fused_update
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.types import GraphSet
@@ -42,11 +40,8 @@ def write_forms(graphs: GraphSet, precision: str = "fp32") -> None:
         write_atomically(form.of(graphs.train), train.SerializeToString())
     write_atomically(Form.CUDA.of(graphs.gradient), queued_gradient_graph().SerializeToString())
     write_atomically(Form.CUDA.of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
-    update = guarded(onnx.load(graphs.optimizer), multiplied=True)
-    if precision in HALVES:
-        update = writing_rounded(update, HALVES[precision])
-    update, kernel_count = fuse(update)
+    update, kernel_count = fused_update(onnx.load(graphs.optimizer), precision)
     if kernel_count:
         scaling = scalars_in_one(queued_gradient_graph(fused=True))
-        write_atomically(Form.FUSED.of(graphs.optimizer), scalars_in_one(update)[0].SerializeToString())
+        write_atomically(Form.FUSED.of(graphs.optimizer), update.SerializeToString())
         write_atomically(Form.FUSED.of(graphs.gradient), scaling[0].SerializeToString())

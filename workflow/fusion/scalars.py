@@ -7,7 +7,7 @@ Each of these nodes would be a kernel of one thread, which a GPU takes longer to
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, import_domain, replace
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.memory.element_types import element_types
+from ortflow.workflow.optim.copies import copies_of
 
 OPERATOR = "Scalars"
 FEWEST = 3
@@ -99,7 +100,7 @@ class _Finder:
         self.ranks |= {name: array.ndim for name, array in self._constants.items() if array.size == 1}
         # Node objects of protobuf's lists are made anew at each access: these keep their identity.
         nodes = list(model.graph.node)
-        self._aliases = _copies(nodes, self.ranks)
+        self._aliases = copies_of(model.graph, self.ranks)
         self.members: list[onnx.NodeProto] = []
         inside: set[str] = set()
         behind: set[str] = set()
@@ -146,15 +147,6 @@ class _Finder:
         results = [f"{_TYPES[self.types[name]]} *o{place}" for place, name in enumerate(self.outputs)]
         body = "".join(f"    {line}\n" for line in lines)
         return f'extern "C" __global__ void scalars({", ".join([*arguments, *results])}) {{\n{body}}}\n'
-
-
-def _copies(nodes: Sequence[onnx.NodeProto], ranks: Mapping[str, int]) -> dict[str, str]:
-    """Parts of a number that is repeated and split, by whose kernels it would be changed in place -> the number."""
-    tiles = {node.output[0]: node.input[0] for node in nodes if node.op_type == "Tile" and node.input[0] in ranks}
-    splits = [node for node in nodes if node.op_type == "Split" and node.input[0] in tiles]
-    parts = {part: tiles[node.input[0]] for node in splits for part in node.output if ranks.get(part) == 1}
-    changed = {name for node in nodes if node.domain and node.domain != CUDA_DOMAIN for name in node.input}
-    return {part: number for part, number in parts.items() if not changed.intersection(parts)}
 
 
 def literal(value: np.ndarray[Any, Any]) -> str:

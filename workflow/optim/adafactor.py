@@ -53,7 +53,7 @@ def _of_vector(build: Builder, square: str, segment: Segment, shape: tuple[int, 
     squares = shaped(build, square, shape)
     mean = build("ReduceMean", squares, build.constant([-2, -1], "int64"), keepdims=1)
     scaled = build("Mul", squares, build("Div", mean, build("Max", mean, smallest)))
-    return padded(build, [scaled], math.prod(shape), segment)
+    return padded(build, scaled, math.prod(shape), segment)
 
 
 def _factored(
@@ -71,7 +71,9 @@ def _factored(
         return build("Add", old, build("Mul", mean, new))
 
     row, column = averaged(row_shape, 0, -1), averaged(column_shape, rows, -2)
-    padded(build, [row, column], rows + columns, segment, output=f"{_MOMENT}.{i}.out")
+    parts = padded(build, row, rows, segment), padded(build, column, columns, segment, rows)
+    build("Add", *parts, output=f"{_MOMENT}.{i}.out")
     mean = build("Max", build("ReduceMean", row, build.constant([-2], "int64"), keepdims=1), smallest)
-    square = build("Div", build("MatMul", row, column), mean)
-    return padded(build, [square], math.prod(shape), segment)
+    # No MatMul, whose factors TF32 would round.
+    square = build("Div", build("Mul", row, column), mean)
+    return padded(build, square, math.prod(shape), segment)

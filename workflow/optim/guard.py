@@ -11,6 +11,7 @@ from onnx import helper
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import drop_unread_inputs
+from ortflow.workflow.optim.copies import without_copies
 from ortflow.workflow.optim.gradient import FACTOR
 
 GRADIENTS, CHANGES = "gradients.", "change."
@@ -34,6 +35,7 @@ def guarded(model: onnx.ModelProto, *, multiplied: bool = False, change: str = G
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
+    without_copies(graph)
     inputs = {value.name for value in graph.input}
     new = {}
     for value in graph.output:

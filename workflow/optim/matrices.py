@@ -20,13 +20,14 @@ def shaped(build: Builder, flat: str, shape: Sequence[int], start: int = 0) -> s
     return build("Reshape", build("Slice", flat, *ends), build.constant(list(shape), "int64"))
 
 
-def padded(build: Builder, parts: Sequence[str], count: int, segment: Segment, output: str | None = None) -> str:
-    """The values of `parts`, `count` together, followed by zeros to the end of a segment."""
-    flat = [build("Reshape", part, build.constant([-1], "int64")) for part in parts]
-    if segment.count > count:
-        zeros = build.constant([0.0], "float32")
-        flat.append(build("Expand", zeros, build.constant([segment.count - count], "int64")))
-    return build("Concat", *flat, axis=0, output=output)
+def padded(build: Builder, values: str, count: int, segment: Segment, start: int = 0) -> str:
+    """`count` values from element `start` of a segment on, and zeros elsewhere.
+
+    By Pad: ONNX Runtime's Concat of different sizes copies a table from the host, which no CUDA graph may contain.
+    """
+    flat = build("Reshape", values, build.constant([-1], "int64"))
+    zeros = [start, segment.count - start - count]
+    return build("Pad", flat, build.constant(zeros, "int64")) if any(zeros) else flat
 
 
 def root_mean_square(build: Builder, flat: str, count: int) -> str:

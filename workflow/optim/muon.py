@@ -61,7 +61,7 @@ def _matrix(build: Builder, optimizer: Muon, i: int, segment: Segment, shape: tu
     if rows > columns:
         matrix = build("Transpose", matrix, perm=[1, 0])
     rate = build.rate(segment.lr_scale * math.sqrt(max(1.0, rows / columns)))
-    change = build("Mul", padded(build, [matrix], rows * columns, segment), rate)
+    change = build("Mul", padded(build, matrix, rows * columns, segment), rate)
     weights = decayed(build, parameters, segment.weight_decay, build.rate(segment.lr_scale))
     build("Sub", weights, change, output=f"{parameters}.out")
 

@@ -7,7 +7,7 @@ the ranks must agree on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,9 +69,15 @@ class UpdateMemory:
 
 
 class UpdateInputs:
-    """Numbers that each update reads."""
+    """Numbers that each update reads. `frozen`: the groups that are frozen at first."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, frozen: Iterable[int] = ()) -> None:
         self.rate = device.allocate(1, np.float32)
         self.number = device.allocate(1, np.int64)
         self.average_rate = device.allocate(1, np.float32)
+        self.own_numbers = {group: device.allocate(1, np.int64) for group in frozen}
+        """The number of a group's update: it counts from 1 behind the thaw."""
+
+    def number_of(self, group: int | None) -> Buffer:
+        """The number of the update of a group's segments; None for those that are never frozen."""
+        return self.number if group is None else self.own_numbers[group]

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
@@ -56,6 +57,16 @@ class StepParts:
             self.reduction.sum_gradients()
             shard.part.add(buffers.gradients.slice(shard.start, shard.stop))
 
+    def numbers(self, request: StepRequest) -> Iterator[tuple[Buffer, npt.NDArray[Any]]]:
+        """What the update reads of a step, and where."""
+        inputs = self.inputs
+        yield inputs.rate, np.array([request.learning_rate], np.float32)
+        yield inputs.number, np.array([request.update], np.int64)
+        for group, number in inputs.own_numbers.items():
+            yield number, np.array([request.update - self.thaw.missed[group]], np.int64)
+        if self.context.spec.train.average is not None:
+            yield inputs.average_rate, np.array([request.average_rate], np.float32)
+
     def apply(self) -> None:
         """New parameters and moments, on all ranks."""
         self.reduction.settle()
@@ -86,6 +97,8 @@ class StepRequest:
     control_values: Sequence[float]
     before_update: Callable[[], None]
     before_wait: Callable[[], None]
+    average_rate: float = 0.0
+    """See `Paced.at`."""
 
 
 class Loop(Protocol):
@@ -128,8 +141,8 @@ class ImmediateLoop:
         request.before_update()
         if outcome.skipped is None:
             self._adopt_statistics()
-            parts.inputs.rate.write(np.array([request.learning_rate], np.float32))
-            parts.inputs.number.write(np.array([request.update], np.int64))
+            for buffer, number in parts.numbers(request):
+                buffer.write(number)
             parts.thaw.count()
             parts.apply()
         else:

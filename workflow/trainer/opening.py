@@ -141,7 +141,8 @@ class Assembly:
         else:
             self._parameters = WholeParameters(context.device, context.index)
         self._buffers = StepBuffers(context.device, context.index, 0 if sharded else context.index.trained)
-        self._inputs, self._thaw = UpdateInputs(context.device), Thaw(context.spec.train)
+        self._thaw = Thaw(context.spec.train)
+        self._inputs = UpdateInputs(context.device, self._thaw.missed)
         self._work = self._work_of(queued=queued)
         self._store: MomentStore | None = None
         self._memory = self._memory_of()

@@ -9,7 +9,8 @@ captured what.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -28,17 +29,15 @@ class QueuedLoop:
     """See the module."""
 
     def __init__(self, parts: StepParts, work: QueuedWork) -> None:
-        device, tail, inputs = work.device, parts.buffers.tail, parts.inputs
+        device, tail = work.device, parts.buffers.tail
         self._parts, self._work, self._device = parts, work, device
-        self.stored: StoringNumbers = work.loss_scale
+        self.stored: StoringNumbers = _Stored(work.loss_scale, parts.thaw)
         if parts.passes.graphs.scales_loss():
             work.start_loss_scale()
         state = parts.state()
         assert isinstance(tail, CudaBuffer)
-        assert isinstance(inputs.rate, CudaBuffer)
-        assert isinstance(inputs.number, CudaBuffer)
         assert isinstance(state, CudaBuffer)
-        self._tail, self._rate, self._number = tail, inputs.rate, inputs.number
+        self._tail = tail
         self._after_step = work.after_step(state)
         self.begins, self._begun = parts.update.skips_cleanly, False
         self._given = device.allocate(TAIL, np.float32)
@@ -54,13 +53,15 @@ class QueuedLoop:
         if not self._begun:
             self.begin(request.batches, request.seeds, request.control_values)
         self._begun = False
+        parts.thaw.silence()
         parts.update.sum_squares()
         self._scale()
         if loss_scale.exists:
             self._work.in_tail(SCALE).copy_from(loss_scale.factor)
         self._result.queue()
-        self._rate.send(np.array([request.learning_rate], np.float32))
-        self._number.send(np.array([request.update], np.int64))
+        for buffer, number in parts.numbers(request):
+            assert isinstance(buffer, CudaBuffer)
+            buffer.send(number)
         request.before_update()
         parts.apply()
         for run in self._after_step:
@@ -68,7 +69,9 @@ class QueuedLoop:
         self._device.settle()
         request.before_wait()
         outcome = self._outcome(self._result.read(), len(request.control_values))
-        if outcome.skipped is not None and not self.begins:
+        if outcome.skipped is None:
+            parts.thaw.count()
+        elif not self.begins:
             parts.update.forget_gradients()
         return outcome
 
@@ -96,3 +99,18 @@ class QueuedLoop:
         if (skipped is None) != bool(tail[USEFUL]):
             raise OrtflowError(f"the GPU and the host disagree whether a gradient of norm {norm} is usable")
         return StepOutcome(loss, norm, round(samples), summed, skipped, overflow)
+
+
+@dataclass(frozen=True)
+class _Stored(StoringNumbers):
+    """The numbers of both."""
+
+    scale: StoringNumbers
+    thaw: StoringNumbers
+
+    def numbers(self) -> Mapping[str, float]:
+        return {**self.scale.numbers(), **self.thaw.numbers()}
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        self.scale.restore(numbers)
+        self.thaw.restore(numbers)

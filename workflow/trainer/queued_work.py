@@ -18,6 +18,7 @@ from ortflow.workflow.fusion.buckets import TOKEN
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.rounded import reading_rounded
 from ortflow.workflow.fusion.scalars import scalars_in_one
+from ortflow.workflow.fusion.update import fused_update
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.optim.after_step import statistics_graph
@@ -142,6 +143,15 @@ class QueuedWork:
             fused, fusions = fuse(form)
             form = fused if fusions else form
         return form
+
+    def whole_form_of(self, model: onnx.ModelProto, *, multiplied: bool) -> onnx.ModelProto:
+        """See the protocol."""
+        composed = compose(model)
+        if self._context.sessions.operators is not None:
+            fused, fusions = fused_update(composed, self.device.precision, multiplied=multiplied)
+            if fusions:
+                return fused
+        return guarded(composed, multiplied=multiplied)
 
     def squares_graph(self, pieces: int | None = None) -> onnx.ModelProto:
         """See the protocol."""

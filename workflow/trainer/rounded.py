@@ -36,7 +36,8 @@ class Rounded:
         self._element = None if of_numpy else kind
         self._rounding = Binding(sessions.open(rounding(kind).SerializeToString()), device)
         self.seen: int | None = None
-        self.written = False
+        self.written = True
+        """Whether every update that was bound writes the halves of its parameters."""
 
     def bind_inputs(self, training: Binding, index: FlatIndex) -> None:
         """Let a training graph read the halves."""
@@ -47,11 +48,12 @@ class Rounded:
             training.read_from(name, halves, entry.tensor.shape, self._element)
 
     def bind_update(self, update: Binding, cuts: Sequence[Segment]) -> None:
-        """Let an update write the halves, if its graph computes all of them, of this type."""
+        """Let an update write the halves of some segments, if its graph computes all of them, of this type."""
         names = [f"{ROUNDED}{number}" for number in range(len(cuts))]
-        self.written = all(update.element_of(name) == self._kind for name in names)
+        writes = all(update.element_of(name) == self._kind for name in names)
+        self.written = self.written and writes
         for name, cut in zip(names, cuts, strict=True):
-            if self.written:
+            if writes:
                 update.write_to(name, self._halves.slice(cut.start, cut.stop), (cut.count,), self._element)
 
     def updated(self) -> None:

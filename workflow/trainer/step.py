@@ -75,6 +75,7 @@ class GraphTrainer(Trainer):
     ) -> None:
         self.index = graphs.index
         self.prefetches = self.begins = False
+        self._average_rate = 0.0
         self.context, self.parameters, self._moments = context, parameters, moments
         self._saved, self.exporter, self._training = saved, exporter, training
         self._graphs, self._ranks, self.together = graphs, ranks, together
@@ -131,7 +132,7 @@ class GraphTrainer(Trainer):
         if self._training is not None:
             self.parts.reduction.settle()
         self._before_change()
-        exchange(*pair)
+        exchange(self.context.device, *pair)
         if self._training is not None:
             self.parts.reduction.gather_parameters()
 
@@ -164,13 +165,14 @@ class GraphTrainer(Trainer):
     ) -> StepOutcome:
         """See the protocol."""
         request = StepRequest(
-            batches, learning_rate, update, seeds, control_values, self._before_change, self.before_wait
+            batches, learning_rate, update, seeds, control_values, self._before_change, self.before_wait,
+            self._average_rate,
         )  # fmt: skip
         return self.training.loop.step(request)
 
     def at(self, pace: Pace, average_rate: float = 0.0) -> None:
         """See the protocol."""
-        self.parts.inputs.average_rate.write(np.array([average_rate], np.float32))
+        self._average_rate = average_rate
         self.parts.thaw.at(pace)
 
     def begin(self, batches: Sequence[MicroBatch], *, seeds: Sequence[int], control_values: Sequence[float]) -> None:

@@ -1,14 +1,12 @@
 """Groups of parameters that stay as they are for a part of the run (`train.groups`, `frozen_until`).
 
-The trainers for CPUs have one update per such group and skip it. A group's own count of updates begins when it thaws,
-as that of a torch.optim state does with the first gradient, so that its bias correction is right.
+There is one update per such group, which the host skips. A group's own count of updates begins when it thaws, as that
+of a torch.optim state does with the first gradient, so that its bias correction is right.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-
-import numpy as np
 
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.run.durations import parse_duration
@@ -49,20 +47,21 @@ class Thaw:
                 part.fill(0)
 
     def count(self) -> None:
-        """Called once for each update, before it: frozen groups miss it, also those of which this rank has nothing."""
+        """Called once for each update: frozen groups miss it, also those of which this rank has nothing."""
         for number in self._frozen:
             self._missed[number] += 1
 
-    def skipping(self, number: int, run: Callable[[], None], update_number: Buffer) -> Callable[[], None]:
+    @property
+    def missed(self) -> Mapping[int, int]:
+        """The updates that each group has missed."""
+        return self._missed
+
+    def skipping(self, number: int, run: Callable[[], None]) -> Callable[[], None]:
         """The update of a group, which does nothing while it is frozen."""
 
         def maybe() -> None:
-            if number in self._frozen:
-                return
-            of_all = update_number.read()
-            update_number.write(of_all - np.int64(self._missed[number]))
-            run()
-            update_number.write(of_all)
+            if number not in self._frozen:
+                run()
 
         return maybe
 

@@ -14,6 +14,7 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard, Sliced
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.average import RATE
+from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import Segment, by_thaw, segments_of
 from ortflow.workflow.sessions.binding import Binding
@@ -68,7 +69,7 @@ def whole_memory(context: StepContext, buffers: StepBuffers) -> UpdateMemory:
 
 
 class PieceBinder:
-    """Binds graphs of an update to pieces of the flat buffers."""
+    """Binds graphs of an update to pieces of the flat buffers, which are frozen together if any is."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class PieceBinder:
         """A graph bound to some pieces. It may leave some unread or unwritten."""
         update, inputs = Binding(session, self._context.device), self.inputs
         update.read_from("learning_rate", inputs.rate, (1,))
-        update.read_from("step", inputs.number, (1,))
+        update.read_from("step", inputs.number_of(cuts[0].frozen if cuts else None), (1,))
         if self._context.spec.train.average is not None:
             update.read_from(RATE, inputs.average_rate, (1,))
         flat: dict[str, Sliced] = {"parameters": self._parameters, "gradients": self.gradients, **moments}
@@ -109,7 +110,7 @@ def thawing(
     if group is None:
         return run
     thaw.hold(group, [binder.gradients.slice(cut.start, cut.stop) for cut in cuts])
-    return thaw.skipping(group, run, binder.inputs.number)
+    return thaw.skipping(group, run)
 
 
 class WholeUpdate(Update):
@@ -138,9 +139,11 @@ class WholeUpdate(Update):
         self._updates = []
         for group, group_cuts in by_thaw(cuts).items():
             model = optimizer_graph(context.spec.train.optimizer, group_cuts, kernels=work.own_kernels)
-            session = context.sessions.open(work.form_of(model).SerializeToString())
-            update = binder.bind(session, group_cuts, memory.moments)
-            self._updates.append(thawing(thaw, group, group_cuts, update.run, binder))
+            form = work.whole_form_of(model, multiplied=FACTOR in self.scaling.outputs)
+            session = context.sessions.open(form.SerializeToString())
+            bound = binder.bind(session, group_cuts, memory.moments)
+            run = work.repeat("the update", bound.run).run
+            self._updates.append(thawing(thaw, group, group_cuts, run, binder))
 
     def run(self) -> None:
         """See the protocol."""

@@ -94,6 +94,9 @@ class Work(Protocol):
     def form_of(self, model: onnx.ModelProto, change: str = GRADIENTS) -> onnx.ModelProto:
         """A graph of the update as it is opened. Its inputs `change` + number are NaN if the step must be skipped."""
 
+    def whole_form_of(self, model: onnx.ModelProto, *, multiplied: bool) -> onnx.ModelProto:
+        """The same where each rank holds everything. `multiplied`: the update scales the gradients by FACTOR."""
+
     def squares_graph(self, pieces: int | None = None) -> onnx.ModelProto:
         """The graph that sums the squares of a buffer, or of several."""
 
@@ -149,6 +152,10 @@ class HostWork(Work):
     def form_of(self, model: onnx.ModelProto, change: str = GRADIENTS) -> onnx.ModelProto:
         """See the protocol. The host does not run the update of a step that is skipped."""
         return compose(with_kernels(model) if self.own_kernels else model)
+
+    def whole_form_of(self, model: onnx.ModelProto, *, multiplied: bool) -> onnx.ModelProto:
+        """See the protocol. The host scales before it runs the update."""
+        return self.form_of(model)
 
     def squares_graph(self, pieces: int | None = None) -> onnx.ModelProto:
         """See the protocol."""

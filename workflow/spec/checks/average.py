@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.run.durations import parse_duration
+from ortflow.workflow.spec.checks.gpu_updates import only_whole_on_gpus
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import TrainerRunSpec
 
@@ -29,5 +30,5 @@ def check_average(spec: TrainerRunSpec) -> Iterator[Problem]:
     elif spec.onnx_model.graphs.optimizer:
         message = "is part of the update, which model.graphs.optimizer replaces"
         yield Problem(PATH, message, "remove one of them", others=(("model", "graphs", "optimizer"),))
-    elif spec.on_gpus:
-        yield Problem(PATH, "is not supported on GPUs", "remove it", others=(("resources", "gpus_per_rank"),))
+    else:
+        yield from only_whole_on_gpus(spec, PATH)

@@ -14,6 +14,7 @@ from ortflow.workflow.spec.backends import BUILT_IN, sections_of
 from ortflow.workflow.spec.checks.average import check_average
 from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.checks.elastic import check_elastic
+from ortflow.workflow.spec.checks.gpu_updates import only_whole_on_gpus
 from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.groups import check_groups
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
@@ -82,9 +83,8 @@ def _optimizer(spec: TrainerRunSpec) -> Iterator[Problem]:
         yield Problem(path, "needs momentum", "give train.optimizer.momentum, such as 0.9", others=(momentum,))
     if OPTIMIZERS[optimizer.name].shapes:
         path, name = ("train", "optimizer", "name"), optimizer.name
-        if spec.on_gpus:
-            message = f"is {name}, which is not supported on GPUs"
-            yield Problem(path, message, "use another optimizer", others=(("resources", "gpus_per_rank"),))
+        if not spec.parallel.zero and spec.parallel.horizontal == 1:
+            yield from only_whole_on_gpus(spec, path, f"is {name}, which is")
         if spec.parallel.zero:
             message = f"is {name}, which needs whole tensors, and parallel.zero divides them over ranks"
             yield Problem(path, message, "set parallel.zero to 0", others=(("parallel", "zero"),))

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.run.durations import parse_duration
+from ortflow.workflow.spec.checks.gpu_updates import only_whole_on_gpus
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import TrainerRunSpec
@@ -40,10 +41,8 @@ def _frozen(spec: TrainerRunSpec, path: KeyPath, text: str) -> Iterator[Problem]
     except UserError as error:
         yield Problem(path, error.what, error.fix)
     properties = OPTIMIZERS[spec.train.optimizer.name]
-    never = "use model.parameters.freeze to freeze the parameters for the whole run"
     if spec.on_gpus:
-        message = "is not supported on GPUs, whose update is queued as a whole"
-        yield Problem(path, message, never, others=(("resources", "gpus_per_rank"),))
+        yield from only_whole_on_gpus(spec, path)
     elif (spec.parallel.zero or spec.divides) and properties.whole_tensors and not properties.shapes:
         layout = "under ZeRO" if spec.parallel.zero else "in a divided model"
         message = f"is not supported with {spec.train.optimizer.name} {layout}, where ranks share the norms of tensors"
