@@ -16,7 +16,6 @@ from pathlib import Path
 from ortflow.launchers.attempts.locks import HeldError, hold
 from ortflow.launchers.attempts.tail import last_records
 from ortflow.launchers.base import Submission, launcher_name
-from ortflow.launchers.batch.copies import original
 from ortflow.launchers.changes import (
     LENGTHENS,
     agree,
@@ -28,6 +27,7 @@ from ortflow.launchers.changes import (
     within,
 )
 from ortflow.launchers.checkpoint_folder import folder_to_put_aside, put_aside, refuse_filled
+from ortflow.launchers.copies import original
 from ortflow.launchers.records import State, next_attempt, state
 from ortflow.launchers.supervision.moved_directory import is_same
 from ortflow.workflow.errors import OrtflowError, UserError

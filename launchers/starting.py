@@ -24,7 +24,7 @@ from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.start_folder import ROOT, leaving
 from ortflow.launchers.stop import Stop, interruptible
 from ortflow.launchers.supervision import processes
-from ortflow.launchers.supervision.attempt import Attempt
+from ortflow.launchers.supervision.attempt import Attempt, RankCommand
 from ortflow.launchers.supervision.elastic import ElasticNodes
 from ortflow.launchers.supervision.simulated import SimulatedAttempt, SimulatedNodes
 from ortflow.launchers.supervision.supervised import Job, View, grace_of
@@ -131,11 +131,11 @@ def supervise(request: LocalRequest, view: View) -> int:
 
     def start(number: int) -> Attempt:
         if nodes is None:
-            return Attempt(run, number, *request.start(number), spec.world_size, mpi)
+            return Attempt(RankCommand(run, number, *request.start(number)), spec.world_size, mpi)
         ranks = nodes.spec.world_size
         node_variables = {**variables(nodes.spec, nodes.summary), NODE_NAMES: ",".join(nodes.names)}
-        started = request.start(number, nodes.spec, node_variables)
-        return SimulatedAttempt(run, number, *started, ranks, mpi if ranks > 1 else None, pool, nodes.names)
+        command = RankCommand(run, number, *request.start(number, nodes.spec, node_variables))
+        return SimulatedAttempt(command, ranks, mpi if ranks > 1 else None, pool, nodes.names)
 
     job = Job(
         run,

@@ -84,10 +84,8 @@ def environment(variables: Mapping[str, str], outer: Mapping[str, str], folder: 
 
 
 def absolute_entries(entries: str, folder: str) -> str:
-    """PYTHONPATH with entries relative to `folder` made absolute.
-
-    Empty entries, as in `/opt/tools:`, are removed: Python would search the current folder before its own library.
-    """
+    """PYTHONPATH with entries relative to `folder` made absolute."""
+    # For an empty entry, as in `/opt/tools:`, Python would search the current folder before its own library.
     return os.pathsep.join(os.path.join(folder, entry) for entry in entries.split(os.pathsep) if entry)
 
 

@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.autodiff.compose import COMPOSITIONS, compose
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.compose_products import PRODUCTS
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import vector_jacobian_product
@@ -27,6 +27,7 @@ from ortflow.workflow.graph.ir.edit import make_outputs, replace
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.precision import single
 from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.operators.composed import COMPOSITIONS
 from ortflow.workflow.graph.optimize import rewrites
 
 _SUFFIX = "_grad"

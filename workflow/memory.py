@@ -123,7 +123,8 @@ def resident() -> int:
 
 
 def trim() -> None:
-    """Return freed memory to the system if the C library supports it: glibc keeps small blocks."""
+    """Return freed memory to the system if the C library supports it."""
+    # glibc keeps small blocks.
     release = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if release is not None:
         release(0)

@@ -177,12 +177,12 @@ class CurrentJob(ABC):
 def requeue(job: CurrentJob, seconds: float, clock: Clock) -> tuple[Answer, str]:
     """Request a requeue, for so many seconds while the scheduler does not answer; also returns a refusal's message.
 
-    A command that is missing on this node, or finds no cluster, is a refusal: it will not come back. Checks
-    the state before each request: it would restart a cancelled job, and from a node that the scheduler has
-    lost contact with it would requeue the job's new start on another node.
+    A command that is missing on this node, or finds no cluster, is a refusal: it will not come back.
     """
     end = clock.monotonic() + seconds
     while True:
+        # A request would restart a cancelled job, and from a node that the scheduler has lost contact with it would
+        # requeue the job's new start on another node.
         try:
             fate = job.ask_fate()
         except UserError as error:

@@ -1,7 +1,6 @@
-"""Reads the jobs of a run in a batch scheduler from the records of attempts.jsonl. Pure.
+"""Finds the jobs of a run's submissions among those of a batch scheduler. Pure.
 
-Before a job is submitted, `submitting` records a unique id, which the job carries in its comment; `submit` names
-its job, and `refused` records that there is none. So a job whose submission got no answer is found again.
+A job carries the id of its submission in its comment. So a job whose submission got no answer is found again.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.batch.scheduler import BatchJob, JobT
+from ortflow.launchers.placed import Placed
 from ortflow.launchers.records import state
 
 SETTLE = 30.0
@@ -22,38 +21,9 @@ COMMENT = "ortflow"
 """First word of the comment of every job; the second is the submission's id."""
 
 
-@dataclass(frozen=True)
-class Placed:
-    """One submission of a run."""
-
-    submission: str | None
-    """Its unique id; None for a job that follows another and has its comment."""
-    job: str | None
-    """Its job; None if the scheduler gave no answer."""
-    task: str | None = None
-    """The run's task in an array of several runs."""
-
-
 def by_hand(root: Path) -> Placed:
     """The submission of jobs whose script a user has submitted by hand, any number of times."""
     return Placed(f"run-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}", None)
-
-
-def placed(records: Sequence[dict[str, Any]], launcher: str) -> list[Placed]:
-    """The submissions that a launcher's scheduler has accepted, or may have accepted, oldest first."""
-    submissions: dict[str, Placed] = {}
-    for record in records:
-        event, submission = record.get("event"), record.get("submission")
-        if record.get("launcher") == launcher and event in ("submitting", "submit"):
-            submissions[submission or f"job {record.get('job')}"] = Placed(
-                submission, record.get("job"), record.get("task")
-            )
-        elif event == "refused" and submission in submissions:
-            del submissions[submission]
-        elif event == "copied":
-            # Records before it are the history of the directory that this one was copied from.
-            submissions.clear()
-    return list(submissions.values())
 
 
 def find_all(submission: Placed, jobs: Iterable[JobT]) -> list[JobT]:

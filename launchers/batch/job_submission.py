@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
-from ortflow.launchers.batch.copies import original
 from ortflow.launchers.batch.elapsed import seconds_since, stamp
-from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, newest_job, placed
+from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, newest_job
 from ortflow.launchers.batch.scheduler import JobT, NoAnswer, Refused, Scheduler
+from ortflow.launchers.copies import original
+from ortflow.launchers.placed import placed
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.run.rundir import RunDir

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ortflow.launchers.batch.history import COMMENT, placed
+from ortflow.launchers.batch.history import COMMENT
+from ortflow.launchers.placed import placed
 
 _LIFE_EVENTS = ("submitting", "submit", "start", "end", "stop")
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 from ortflow.launchers.base import Submission
-from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled, placed
+from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled
 from ortflow.launchers.batch.scheduler import JobT, NoAnswer, NotOwner, Scheduler
 from ortflow.launchers.batch.status import gone, status
 from ortflow.launchers.logs import log_lines
+from ortflow.launchers.placed import placed
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.status import RunStatus

@@ -13,20 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.attempts.locks import holder_of
-from ortflow.launchers.batch.copies import original
 from ortflow.launchers.batch.elapsed import seconds_since
-from ortflow.launchers.batch.history import (
-    SETTLE,
-    Placed,
-    belongs,
-    find,
-    in_doubt,
-    in_order,
-    is_settled,
-    newest_job,
-    placed,
-)
+from ortflow.launchers.batch.history import SETTLE, belongs, find, in_doubt, in_order, is_settled, newest_job
 from ortflow.launchers.batch.scheduler import BatchJob, JobT, Scheduler
+from ortflow.launchers.copies import original
+from ortflow.launchers.placed import Placed, placed
 from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.launchers.supervision.elastic import absent

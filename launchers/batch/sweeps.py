@@ -13,9 +13,10 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ortflow.launchers.batch import job_submission as submitting
-from ortflow.launchers.batch.history import SETTLE, Placed, find, in_doubt, is_settled, newest_job, placed
+from ortflow.launchers.batch.history import SETTLE, find, in_doubt, is_settled, newest_job
 from ortflow.launchers.batch.launcher import BatchLauncher, BatchRequest, begin, record_cancelled
 from ortflow.launchers.batch.scheduler import BatchJob, NoAnswer, Scheduler
+from ortflow.launchers.placed import Placed, placed
 from ortflow.launchers.stop import write_request
 from ortflow.launchers.sweeps import Sweep, SweepDir, is_sweep, read_sweep
 from ortflow.manifests.batch import SCRIPT

@@ -20,11 +20,10 @@ from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.worker_report import WorkerReports, conclude, read_reports
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.supervision import processes
-from ortflow.launchers.supervision.attempt import Child
+from ortflow.launchers.supervision.attempt import Child, RankCommand
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.comm import daemon_files
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
-from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
 
 CHECK = 1.0
@@ -42,10 +41,7 @@ class PodAttempt(Child):
 
     def __init__(
         self,
-        run: RunDir,
-        number: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        command: RankCommand,
         kind: MpiKind,
         pod: Pod,
         hosts: Mapping[str, str],
@@ -63,7 +59,7 @@ class PodAttempt(Child):
         """The host of each rank that has started."""
         self._next_check = 0.0
         self._next_probe = self._clock.monotonic() + PROBE
-        super().__init__(run, number, command, environment)
+        super().__init__(command)
 
     def poll(self) -> int | None:
         """The exit code of mpirun (minus the signal if one ended it); None while it runs."""

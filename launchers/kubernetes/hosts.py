@@ -41,12 +41,12 @@ def short(host: str) -> str:
 def address(host: str, port: int, *, greets: bool = True) -> str | None:
     """The address at which the host answers as ssh does; None if it does not.
 
-    `greets` False: the address at which it accepts a connection. Its kernel does so immediately; on a
-    busy node the daemon sends its banner seconds later.
+    `greets` False: the address at which it accepts a connection.
     """
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT) as connection:
             connection.settimeout(TIMEOUT)
+            # The host's kernel accepts immediately; on a busy node the daemon sends its banner seconds later.
             if not greets or connection.recv(4) == b"SSH-":
                 return str(connection.getpeername()[0])
     except OSError:

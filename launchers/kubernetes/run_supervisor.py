@@ -40,6 +40,7 @@ from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pending_changes, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import Stop, interruptible, taken_over
+from ortflow.launchers.supervision.attempt import RankCommand
 from ortflow.launchers.supervision.elastic import ElasticNodes
 from ortflow.launchers.supervision.processes import dies_with_parent
 from ortflow.launchers.supervision.supervised import Job, View
@@ -268,7 +269,8 @@ class RunSupervisor:
         }
         outer = environment(own_variables, os.environ, mpi, pod.ssh_port)
         mpirun = command(spec, self._run.root, self._python, mpi, file, pod.address, sorted(outer))
-        return PodAttempt(self._run, number, mpirun, outer, mpi.kind, pod, host_addresses, slots, self._clock)
+        rank_command = RankCommand(self._run, number, mpirun, outer)
+        return PodAttempt(rank_command, mpi.kind, pod, host_addresses, slots, self._clock)
 
     def _check_for_stop(self) -> None:
         """Called while waiting for workers; raises Preempted if the pod is asked to end."""

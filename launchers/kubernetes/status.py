@@ -243,14 +243,12 @@ def _not_ready(workers: Sequence[Object], worker_count: int) -> str | None:
 
 
 def _not_reporting(workers: Sequence[Object], worker_count: int) -> str | None:
-    """The note beside a running attempt while workers are not ready.
-
-    All pods of a node count as not ready while it does not report to the cluster, and after an outage of the API server
-    those of every node do. Ranks keep running; if they do not, the launcher pod detects it.
-    """
+    """The note beside a running attempt while workers are not ready."""
     ready = sum(map(objects.is_ready, workers))
     if ready >= worker_count:
         return None
+    # All pods of a node count as not ready while it does not report to the cluster, and after an outage of the API
+    # server those of every node do. Ranks keep running; if they do not, the launcher pod detects it.
     return f"{ready} of {worker_count} workers are ready: the others do not report, or are slow to answer"
 
 

@@ -71,7 +71,8 @@ def location_text(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def login_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a login shell: many sites put Slurm on the PATH there, which a command by ssh does not get."""
+    """The environment of a login shell."""
+    # Many sites put Slurm on the PATH there, which a command by ssh does not get.
     shell = environment.get("SHELL", "/bin/sh")
     try:
         answer = subprocess.run(

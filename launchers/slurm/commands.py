@@ -140,13 +140,11 @@ class Slurm(scheduler.Scheduler[Job]):
         return self.queued(job_id) or self.accounted([job_id]).get(job_id)
 
     def queued(self, job_id: str) -> Job | None:
-        """A job by its id, from the controller; None if that has forgotten it.
-
-        A site may not install scontrol on its compute nodes: then squeue is asked.
-        """
+        """A job by its id, from the controller; None if that has forgotten it."""
         try:
             answer = self._read("scontrol", "show", "job", "--oneliner", job_id)
         except NotInstalled:
+            # A site may not install scontrol on its compute nodes.
             return self.in_queue([job_id]).get(job_id)
         jobs = read_scontrol(answer.out) if answer.code == 0 else []
         return next((job for job in jobs if job.id == job_id), jobs[0] if jobs else None)
@@ -226,11 +224,9 @@ class Slurm(scheduler.Scheduler[Job]):
         return int(match[1]) if match else None
 
     def starts_with(self, kind: str) -> bool:
-        """Whether srun can load the plug-in of --mpi=KIND here.
-
-        `srun --mpi=list` names some that do not load. srun loads it before it contacts the controller, so it has
-        been loaded if there is no answer.
-        """
+        """Whether srun can load the plug-in of --mpi=KIND here."""
+        # `srun --mpi=list` names some that do not load. srun loads it before it contacts the controller, so it has been
+        # loaded if there is no answer.
         try:
             answer = self._run(["srun", f"--mpi={kind}", f"--jobid={NEVER_A_JOB}", "true"], SETTINGS, GLANCE)
         except NoAnswer:

@@ -18,7 +18,8 @@ from submitit.core import logger
 from submitit.core.utils import JobPaths, UncompletedJobError
 from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
 
-from ortflow.launchers.batch.history import newest_job, placed
+from ortflow.launchers.batch.history import newest_job
+from ortflow.launchers.placed import placed
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import AT_WORK, WAITING
 from ortflow.launchers.slurm.launcher import SlurmLauncher

@@ -173,7 +173,8 @@ def _count(text: str) -> int:
 
 
 def _exit(text: str) -> tuple[int, int]:
-    """Exit code and signal; squeue prints what wait() returned, the others CODE:SIGNAL."""
+    """Exit code and signal."""
+    # squeue prints what wait() returned, scontrol and sacct CODE:SIGNAL.
     code, colon, signal = text.partition(":")
     if colon:
         return _count(code), _count(signal)

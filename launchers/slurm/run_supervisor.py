@@ -16,6 +16,7 @@ from ortflow.launchers.slurm.current_job import SlurmJob
 from ortflow.launchers.slurm.deadlines import deadlines
 from ortflow.launchers.slurm.runner import run_in_job
 from ortflow.launchers.slurm.step import StepAttempt
+from ortflow.launchers.supervision.attempt import RankCommand
 from ortflow.manifests.local import MpiKind
 from ortflow.manifests.slurm import Placement, settings
 from ortflow.manifests.slurm.launch import sized
@@ -46,7 +47,7 @@ class SlurmRanks:
             additions |= deadlines(Slurm(run_in_job), environment)
         names = [name for name in environment.get(CHOSEN, "").split(",") if name]
         launch = sized(self._launch, spec, names) if VARIABLE in environment else self._launch
-        return StepAttempt(self._run, number, launch, {**environment, **additions}, mpirun)
+        return StepAttempt(RankCommand(self._run, number, launch, {**environment, **additions}), mpirun)
 
     def lead(self, spec: RunSpec) -> float:
         """Seconds ahead of the time limit at which the ranks save."""

@@ -10,15 +10,14 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from ortflow.launchers.attempts.cause import Cause, statuses
 from ortflow.launchers.slurm.mpirun_output import lost_node
 from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, verdict
-from ortflow.launchers.supervision.attempt import Child
+from ortflow.launchers.supervision.attempt import Child, RankCommand
 from ortflow.manifests.local import MpiKind
-from ortflow.workflow.run.rundir import RunDir
 
 _ABORT = re.compile(r"MPI_Abort|Fatal error in|MPI_ABORT was invoked|Abort\(\d+\)")
 ABORT = 10.0
@@ -28,19 +27,13 @@ ABORT = 10.0
 class StepAttempt(Child):
     """A started attempt; `poll` must be called often."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        number: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        mpirun: MpiKind | None,
-    ) -> None:
+    def __init__(self, command: RankCommand, mpirun: MpiKind | None) -> None:
         self._mpirun = mpirun
-        super().__init__(run, number, command, environment)
+        super().__init__(command)
 
     def gone(self) -> Sequence[int]:
-        """Ranks that were never launched: srun reports them, and waits for the others forever."""
+        """Ranks that were never launched."""
+        # srun reports them, and waits for the others forever.
         return sorted(never_launched(self.output()))
 
     def statuses(self, returncode: int) -> dict[int, int]:

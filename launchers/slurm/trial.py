@@ -238,7 +238,8 @@ def _number(text: str) -> float | None:
 
 
 def _remove(folder: Path) -> bool:
-    """Whether it is gone; a network file system keeps the names of files that a dying process still has open."""
+    """Whether it is gone."""
+    # A network file system keeps the names of files that a dying process still has open.
     for _ in range(10):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

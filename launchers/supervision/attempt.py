@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import psutil
 
@@ -34,12 +35,23 @@ UNSEEN = 10.0
 """Seconds after which a rank that was never found counts as ended."""
 
 
+@dataclass(frozen=True)
+class RankCommand:
+    """What starts the ranks of an attempt."""
+
+    run: RunDir
+    number: int
+    """Of the attempt."""
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+
+
 class Child:
     """The child process that starts the ranks of an attempt: mpirun, srun, or the only rank."""
 
-    def __init__(self, run: RunDir, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.run, self.number = run, number
-        self._child = start_child(run, number, command, environment)
+    def __init__(self, command: RankCommand) -> None:
+        self.run, self.number = command.run, command.number
+        self._child = start_child(command)
 
     @property
     def pid(self) -> int:
@@ -69,25 +81,17 @@ class Child:
 class Attempt(Child):
     """A started attempt; `poll` must be called often."""
 
-    def __init__(
-        self,
-        run: RunDir,
-        number: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        world_size: int,
-        mpi: MpiKind | None,
-    ) -> None:
+    def __init__(self, command: RankCommand, world_size: int, mpi: MpiKind | None) -> None:
         self.world_size, self.mpi = world_size, mpi
         self.ranks: dict[int, psutil.Process] = {}
         """Ranks found so far."""
         self._family: dict[int, psutil.Process] = {}
         self._started = time.monotonic()
         self._next_check = 0.0
-        logs = run.launcher_log(number).parent
+        logs = command.run.launcher_log(command.number).parent
         logs.mkdir(parents=True, exist_ok=True)
         self._exits = Exits(logs)
-        super().__init__(run, number, command, environment)
+        super().__init__(command)
 
     def poll(self) -> int | None:
         """The exit code of mpirun (minus the signal if one ended it); None while it runs. Finds new ranks."""
@@ -148,7 +152,8 @@ class Attempt(Child):
         return None
 
     def ask_to_leave(self) -> None:
-        """SIGTERM to the ranks, never to mpirun, which would kill them."""
+        """SIGTERM to the ranks."""
+        # Never to mpirun, which would kill them.
         self._check()
         processes.send(self.ranks.values(), signal.SIGTERM)
 
@@ -164,11 +169,9 @@ class Attempt(Child):
         self._exits.close()
 
 
-def start_child(
-    run: RunDir, number: int, command: Sequence[str], environment: Mapping[str, str]
-) -> subprocess.Popen[bytes]:
+def start_child(command: RankCommand) -> subprocess.Popen[bytes]:
     """Start the process that starts the ranks; its output goes to the attempt's launcher.log. Raises OrtflowError."""
-    log = run.launcher_log(number)
+    log = command.run.launcher_log(command.number)
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
         descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -177,15 +180,15 @@ def start_child(
     with os.fdopen(descriptor, "ab") as output:
         try:
             return subprocess.Popen(
-                command,
+                command.argv,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd=ROOT,
-                env=dict(environment),
+                env=dict(command.environment),
                 # The terminal sends a Ctrl-C to its whole foreground process group, and mpirun would kill the ranks.
                 start_new_session=True,
                 preexec_fn=processes.dies_with_parent(),
             )
         except OSError as error:
-            raise OrtflowError(f"{command[0]} cannot be started: {error.strerror}") from error
+            raise OrtflowError(f"{command.argv[0]} cannot be started: {error.strerror}") from error

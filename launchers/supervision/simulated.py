@@ -6,12 +6,12 @@ in the run directory's `.lost_nodes` is lost: its ranks are killed, and no attem
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ortflow.launchers.attempts.cause import Cause
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.supervision import processes
-from ortflow.launchers.supervision.attempt import Attempt
+from ortflow.launchers.supervision.attempt import Attempt, RankCommand
 from ortflow.launchers.supervision.elastic import absent
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import EXIT_FAILURE
@@ -49,17 +49,14 @@ class SimulatedAttempt(Attempt):
 
     def __init__(
         self,
-        run: RunDir,
-        number: int,
-        command: Sequence[str],
-        environment: Mapping[str, str],
+        command: RankCommand,
         world_size: int,
         mpi: MpiKind | None,
         pool: SimulatedNodes,
         nodes: Sequence[str],
     ) -> None:
         self._pool, self._nodes, self._lost = pool, list(nodes), list[str]()
-        super().__init__(run, number, command, environment, world_size, mpi)
+        super().__init__(command, world_size, mpi)
 
     def poll(self) -> int | None:
         """As of every attempt; kills the ranks of a node that is lost."""

@@ -70,8 +70,9 @@ def placement(context: Context, component: Component) -> Document:
 
 
 def container_security(context: Context) -> Document:
-    """Security context of a container. Root's ssh daemon cannot serve without the usual capabilities."""
+    """Security context of a container."""
     security = context.backend.security
+    # Root's ssh daemon cannot serve without the usual capabilities.
     root = security.run_as_user == 0
     capabilities = present({"drop": None if root else ["ALL"], "add": security.capabilities or None})
     return present({"allowPrivilegeEscalation": None if root else False, "capabilities": capabilities or None})

@@ -166,7 +166,8 @@ def _replicas(replicas: Document, own_replicas: Document, path: KeyPath) -> Iter
 
 
 def _never_starts(pod: Document, container: Document) -> bool:
-    """Whether the kubelet would never start it: the API server does not compare the two fields."""
+    """Whether the kubelet would never start it."""
+    # The API server does not compare the two fields.
     user, other = (
         _at(container, ("securityContext", key))
         if _at(container, ("securityContext", key)) is not None

@@ -106,10 +106,9 @@ def _gpus(spec: RunSpec, start: str) -> Iterator[tuple[str, str | None]]:
 
 
 def gpus_per_task(spec: RunSpec, start: str) -> bool:
-    """Whether GPUs are requested per rank. mpirun's daemons are one task per node, which would get one rank's GPUs.
-
-    Programs take the GPU of LOCAL_RANK among all of the node; a task's own GPU would be number 0 in each.
-    """
+    """Whether GPUs are requested per rank."""
+    # mpirun's daemons are one task per node, which would get one rank's GPUs. Programs take the GPU of LOCAL_RANK among
+    # all of the node; a task's own GPU would be number 0 in each.
     return spec.backends.slurm.gpus_as == "gpus-per-task" and start != "mpirun" and spec.program is None
 
 

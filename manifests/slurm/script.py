@@ -38,10 +38,8 @@ def _head(spec: RunSpec, placement: Placement) -> Iterator[str]:
 
 
 def code_lines(placement: Placement) -> Iterator[str]:
-    """Lines that put the copied code on the path: after the prologue, before any other installation.
-
-    In the script and not in the environment, which --export=NONE or a module would remove.
-    """
+    """Lines that put the copied code on the path: after the prologue, before any other installation."""
+    # In the script and not in the environment, which --export=NONE or a module would remove.
     if placement.code is not None:
         yield "# The code copied with the submission."
         yield f'export PYTHONPATH={shlex.quote(str(placement.code))}"${{PYTHONPATH:+:$PYTHONPATH}}"'

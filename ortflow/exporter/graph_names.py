@@ -46,7 +46,8 @@ def counters(module: torch.nn.Module) -> set[str]:
 
 
 def rename_tied(graph: Any, module: torch.nn.Module) -> None:
-    """Give tied tensors their first name, as `named_parameters` does; the exporter keeps the last."""
+    """Give tied tensors their first name, as `named_parameters` does."""
+    # PyTorch's exporter keeps the last.
     for tensors in (module.named_parameters, module.named_buffers):
         first = {id(tensor): name for name, tensor in tensors()}
         for alias, tensor in tensors(remove_duplicate=False):

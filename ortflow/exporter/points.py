@@ -91,8 +91,7 @@ def _equal_rows(module: torch.nn.Module, tensor: torch.Tensor) -> torch.Tensor:
 def _padding(module: torch.nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     """The second half of each row, and nearly all of the last row, hold zeros or the padding's number.
 
-    A row of tokens has one, and its mask a 1: with finfo.min at all places, PyTorch's fused attention (2.15, CPU) takes
-    each of n weights for 1 in its backward, and for 1/n in its forward.
+    A row of tokens has one, and its mask a 1.
     """
     import torch
 
@@ -106,6 +105,8 @@ def _padding(module: torch.nn.Module, tensor: torch.Tensor) -> torch.Tensor:
     value = 0 if is_mask or not numbers else numbers[0]
     result[:, (tensor.shape[1] + 1) // 2 :] = value
     if tensor.shape[0] > 1:
+        # With finfo.min at all places, PyTorch's fused attention (2.15, CPU) takes each of n weights for 1 in its
+        # backward, and for 1/n in its forward.
         result[-1, 0 if tensor.is_floating_point() else 1 :] = value
     return result
 

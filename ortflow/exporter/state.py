@@ -99,10 +99,8 @@ def changed_buffers(
 
 @contextlib.contextmanager
 def returning(module: torch.nn.Module, changed: Sequence[str]) -> Iterator[None]:
-    """Let forward also return these buffers as they are after it, inside the block.
-
-    PyTorch's exporter removes what computes only them.
-    """
+    """Let forward also return these buffers as they are after it, inside the block."""
+    # PyTorch's exporter removes what computes only them.
     if not changed:
         yield
         return

@@ -28,10 +28,8 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
 
 def angle(y: Any, x: Any) -> Any:
-    """`torch.atan2`, with the signs of zeros, and without a gradient at the origin.
-
-    PyTorch's own translation takes +0 for negative, and its quotient has no gradient where x is 0.
-    """
+    """`torch.atan2`, with the signs of zeros, and without a gradient at the origin."""
+    # PyTorch's own translation takes +0 for negative, and its quotient has no gradient where x is 0.
     from onnxscript import opset18 as op
 
     zero, one = (op.CastLike(op.Constant(value_float=number), y) for number in (0.0, 1.0))

@@ -70,10 +70,8 @@ class StopSignals:
             previous(number, frame)
 
     def hold(self) -> None:
-        """Before a fork: keep the signals waiting in the kernel until `release`.
-
-        Python forgets those that reach a child before its handlers are restored, and then nothing would end it.
-        """
+        """Before a fork: keep the signals waiting in the kernel until `release`."""
+        # Python forgets those that reach a child before its handlers are restored, and then nothing would end it.
         self._masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
     def release(self) -> None:
@@ -81,12 +79,10 @@ class StopSignals:
         signal.pthread_sigmask(signal.SIG_SETMASK, self._masks.before)
 
     def remove_in_child(self) -> None:
-        """In a forked child: restore the handlers, so that it can be terminated and saves nothing.
-
-        SIGUSR1 and SIGUSR2 are ignored where they would kill: Slurm's early signal goes to every process of a step.
-        """
+        """In a forked child: restore the handlers, so that it can be terminated and saves nothing."""
         for number, previous in self._previous.items():
             if signal.getsignal(number) == self._handle and previous is not None:  # None: installed by C code
+                # SIGUSR1 and SIGUSR2 would kill, and Slurm's early signal goes to every process of a step.
                 fatal = previous == signal.SIG_DFL and number != signal.SIGTERM
                 signal.signal(number, ignore if fatal else previous)
         if self.pipe != -1:

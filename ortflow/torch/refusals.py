@@ -19,9 +19,8 @@ class FunctionCalled(UserError):
 
 @contextlib.contextmanager
 def functions_refused() -> Iterator[None]:
-    """Raise FunctionCalled for a custom `torch.autograd.Function` inside the block: the exporter would lose its
-    backward.
-    """
+    """Raise FunctionCalled for a custom `torch.autograd.Function` inside the block."""
+    # PyTorch's exporter would lose its backward.
     apply = inspect.getattr_static(torch.autograd.Function, "apply")
     called: list[str] = []
 

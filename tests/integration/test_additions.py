@@ -81,14 +81,16 @@ OPTIMIZER = Addition(
     },
 )
 OPERATOR = Addition(
-    "The gradient of an operator",
-    [("workflow/graph/autodiff/rules.py", "    indexing,\n", "    inverses,\n")],
+    "An operator",
+    [("workflow/graph/operators/families.py", "    joins,\n", "    inverses,\n")],
     {
-        "workflow/graph/autodiff/inverses.py": (
-            "from ortflow.workflow.graph.autodiff.rule import rule\n\n\n"
-            '@rule("Inverse", domain="com.microsoft")\ndef inverse(b):\n'
+        "workflow/graph/operators/inverses.py": (
+            "from ortflow.workflow.graph.rules.gradient import gradient_rule\n"
+            "from ortflow.workflow.graph.rules.size import first_like_first, size_rule\n\n\n"
+            '@gradient_rule("Inverse", domain="com.microsoft")\ndef inverse(b):\n'
             '    turned = b("Transpose", b.output(0), perm=[1, 0])\n'
-            '    yield 0, b("Neg", b("MatMul", b("MatMul", turned, b.gradient()), turned))\n'
+            '    yield 0, b("Neg", b("MatMul", b("MatMul", turned, b.gradient()), turned))\n\n\n'
+            'size_rule("Inverse")(first_like_first)\n'
         )
     },
 )
@@ -156,7 +158,7 @@ FORMAT = Addition(
     {
         "workflow/data/sources/flat_numbers.py": (
             "import numpy as np\nfrom pathlib import Path\n"
-            "from ortflow.workflow.data.sources.mapped import MappedArrays\n\n\n"
+            "from ortflow.workflow.data.mapped_arrays import MappedArrays\n\n\n"
             'def matches(path):\n    return path.suffix == ".f32"\n\n\n'
             "def open_numbers(section, places):\n"
             '    values = np.memmap(places[0], "<f4", "r").reshape(-1, 8)\n'
@@ -325,7 +327,7 @@ def test_a_loss_a_schedule_and_a_data_format(tmp_path: Path) -> None:
     assert "`log_cosh`" in page
 
 
-def test_the_gradient_of_an_operator(tmp_path: Path) -> None:
+def test_an_operator(tmp_path: Path) -> None:
     source = with_addition(tmp_path, OPERATOR)
     program = tmp_path / "compare.py"
     program.write_text(
@@ -339,6 +341,13 @@ def test_the_gradient_of_an_operator(tmp_path: Path) -> None:
         "        return (np.linalg.inv(x),)\n"
         "values = np.array([[2.0, 0.5, 0.0], [1.0, 3.0, -1.0], [0.0, 0.5, 1.5]])\n"
         "check('Inverse', {'x': values}, ['x'], domain='com.microsoft', new_ops=[Inverse])\n"
+        "from onnx import TensorProto, helper\n"
+        "from ortflow.workflow.graph.memory.concrete import concrete\n"
+        "x = helper.make_tensor_value_info('x', TensorProto.FLOAT, ['rows', 3])\n"
+        "y = helper.make_empty_tensor_value_info('y')\n"
+        "inverse = helper.make_node('Inverse', ['x'], ['y'], domain='com.microsoft')\n"
+        "model = helper.make_model(helper.make_graph([inverse], 'g', [x], [y]))\n"
+        "assert concrete(model, {'x': [3, 3]})['y'] == (TensorProto.FLOAT, (3, 3))\n"
     )
     output_of(source, str(program), folder=tmp_path)
 

@@ -20,7 +20,7 @@ from tiny_runs import RUN, STEPS, Tiny
 from waits import wait_until
 
 from ortflow.launchers.mpi import find_mpi
-from ortflow.launchers.supervision.attempt import Attempt
+from ortflow.launchers.supervision.attempt import Attempt, RankCommand
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.comm import daemon_files
 from ortflow.workflow.comm import segments as segments_module
@@ -242,7 +242,7 @@ def test_a_launcher_of_no_open_mpi_leaves_session_folders(
 ) -> None:
     """Of a process in another container that shares the temporary folder, and has the same id there."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    attempt = Attempt(RunDir(tmp_path / "run"), 0, ["sleep", "60"], os.environ, 1, mpi)
+    attempt = Attempt(RankCommand(RunDir(tmp_path / "run"), 0, ["sleep", "60"], os.environ), 1, mpi)
     session = tmp_path / f"ompi.{attempt.pid}"
     session.mkdir()
     attempt.kill()

@@ -13,6 +13,7 @@ from messages import mentions
 from program_runs import Programs
 from waits import PATIENCE, wait_until
 
+from ortflow.workflow.checkpoint.program_save import begin_program
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.program.rendezvous import _publish, rendezvous_file
 from ortflow.workflow.run.rundir import RunDir
@@ -124,7 +125,7 @@ def test_an_address_that_cannot_be_written_leaves_no_file(disk: Path) -> None:
 def test_a_save_that_was_being_deleted_is_deleted_at_the_next_start(tmp_path: Path, deleted: int) -> None:
     """A process killed amid the deletion of a program's files leaves the mark that allows it."""
     store = DirectoryStore(tmp_path / "checkpoints")
-    folder = store.begin_program(3, 0)
+    folder = begin_program(store, 3, 0)
     (folder / "sub").mkdir()
     for name in (*"abcdefghi", "sub/state"):
         (folder / name).write_text("x")

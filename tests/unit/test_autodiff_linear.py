@@ -10,8 +10,8 @@ from gradients import check, differences_of, gradients_of, model_of
 from onnx.reference.op_run import OpRun
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.autodiff.linear import _wider
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.operators.linear import _wider
 
 RANDOM = np.random.default_rng(4)
 PRODUCTS = [

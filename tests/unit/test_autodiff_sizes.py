@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.named_sizes import name_sizes
 
 
 def model_of(lines: str, inputs: Mapping[str, Sequence[int | str]], constants: Mapping[str, Any] | None = None) -> Any:
@@ -120,3 +121,14 @@ def test_sizes_are_known_behind_operators_of_onnx_runtime(operator: str) -> None
     model.graph.initializer.append(numpy_helper.from_array(np.ones(shape, np.float32), "scale"))
     model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     assert shapes.named_shape(shapes.value_types(model), "y") == ["batch", 6, 4]
+
+
+def test_recorded_sizes_are_described_in_the_order_of_the_nodes() -> None:
+    """A file of the same graph then has the same hash in every process, whatever the hashes of names are there."""
+    names = [f"v{number}" for number in range(12)]
+    lines = "; ".join(f"{name} = Relu {before}" for before, name in zip(["x", *names], names, strict=False))
+    model = model_of(f"{lines}; y = ReduceSum v11", X)
+    for node in model.graph.node[:-1]:
+        name_sizes(node, ["batch", 6, 4])
+    derived, _ = differentiate(model, ["x"], "y")
+    assert [value.name for value in derived.graph.value_info if value.name in names] == names

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from messages import mentions
 
-from ortflow.launchers.batch.copies import original
-from ortflow.launchers.batch.history import placed
 from ortflow.launchers.batch.status import status
+from ortflow.launchers.copies import original
+from ortflow.launchers.placed import placed
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import Job

@@ -14,7 +14,7 @@ import pytest
 from messages import mentions
 
 from ortflow.workflow.checkpoint import folder_lock
-from ortflow.workflow.checkpoint.store import LOCK
+from ortflow.workflow.checkpoint.checkpoint_names import LOCK
 from ortflow.workflow.errors import UserError
 
 

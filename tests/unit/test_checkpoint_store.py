@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.workflow.checkpoint.store import LOCK, MARKER, DirectoryStore, step_name
+from ortflow.workflow.checkpoint.checkpoint_names import LOCK, MARKER, step_name
+from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.run.location import Location
 
 

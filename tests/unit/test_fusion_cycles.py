@@ -14,9 +14,9 @@ from onnx import TensorProto, helper
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.fusion.contraction import Contraction
 from ortflow.workflow.fusion.groups import fuse, fused, groups_of
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.passes import Pass, Passes, outputs_without_nodes
+from ortflow.workflow.graph.memory.element_types import element_types
 
 SHAPES = ([4, 6], [3, 4, 6], [6])
 ELEMENTWISE = ("Add", "Mul", "Sub", "Max")

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.fusion.groups import groups_of
 from ortflow.workflow.fusion.recompute import MOST, recomputed
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 
 WIDTH = 128
 

@@ -15,7 +15,7 @@ from ortflow.workflow.cuda.table import HALF
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 
 ROWS, WIDTH = ("batch", 6), 8
 

@@ -18,7 +18,7 @@ from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.fusion.summed import sum_in_norms
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 
 OUTPUTS = ["sum", "dscale", "dbias", "b_grad"]
 

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.spec.run import TrainerRunSpec
 

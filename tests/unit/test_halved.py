@@ -20,7 +20,7 @@ from safetensors.numpy import load_file
 
 from ortflow.workflow.fusion import halved as form
 from ortflow.workflow.graph.forms import Form
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.graph.types import LOSS_SCALE, GraphSet
 from ortflow.workflow.onnx_runtime import onnxruntime
 

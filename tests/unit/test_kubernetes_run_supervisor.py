@@ -26,6 +26,7 @@ from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
 from ortflow.launchers.kubernetes.worker import OPERATOR, Worker
 from ortflow.launchers.kubernetes.worker_report import WorkerReport, write_report
 from ortflow.launchers.stop import write_request
+from ortflow.launchers.supervision.attempt import RankCommand
 from ortflow.manifests.local import Mpi
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.run.fence import DELAY
@@ -187,7 +188,7 @@ def test_a_host_is_lost_after_its_silence(folder: Path, clock: FakeClock) -> Non
     pod = Pod("gpt-abc", "uid", folder / "run.yaml", folder, 1, new_budget=False, fresh=False)
     run = RunDir(folder / "gpt")
     command = [sys.executable, "-c", "import time; time.sleep(60)"]
-    attempt = PodAttempt(run, 0, command, os.environ, "mpich", pod, {"127.0.0.1": "127.0.0.1"}, 2, clock)
+    attempt = PodAttempt(RankCommand(run, 0, command, os.environ), "mpich", pod, {"127.0.0.1": "127.0.0.1"}, 2, clock)
     try:
         begun = clock.now
         while attempt.poll() is None and not attempt.gone():
@@ -206,7 +207,9 @@ def test_a_host_that_is_slow_to_greet_is_not_lost(folder: Path, clock: FakeClock
         port = server.getsockname()[1]
         pod = Pod("gpt-abc", "uid", folder / "run.yaml", folder, port, new_budget=False, fresh=False)
         run = RunDir(folder / "gpt")
-        attempt = PodAttempt(run, 0, command, os.environ, "mpich", pod, {"127.0.0.1": "127.0.0.1"}, 2, clock)
+        attempt = PodAttempt(
+            RankCommand(run, 0, command, os.environ), "mpich", pod, {"127.0.0.1": "127.0.0.1"}, 2, clock
+        )
         try:
             begun = clock.now
             while clock.now < begun + 2 * SILENCE:

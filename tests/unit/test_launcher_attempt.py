@@ -13,7 +13,7 @@ from waits import wait_until
 
 from ortflow.launchers.attempts.mpi_abort import ended_by_mpi
 from ortflow.launchers.supervision import attempt as module
-from ortflow.launchers.supervision.attempt import Attempt, Child
+from ortflow.launchers.supervision.attempt import Attempt, Child, RankCommand
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.run.rundir import RunDir
 
@@ -27,7 +27,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     def attempt_of(script: str, world_size: int) -> Attempt:
         kind = None if world_size == 1 else "mpich"
-        started.append(Attempt(RunDir(tmp_path / "run"), 0, ["sh", "-c", script], os.environ, world_size, kind))
+        command = RankCommand(RunDir(tmp_path / "run"), 0, ["sh", "-c", script], os.environ)
+        started.append(Attempt(command, world_size, kind))
         return started[-1]
 
     yield attempt_of
@@ -86,7 +87,7 @@ def test_a_rank_that_never_starts_counts_as_ended(start: Start, monkeypatch: pyt
 def test_what_cannot_be_started_is_named(tmp_path: Path) -> None:
     run = RunDir(tmp_path / "of" / "a" / "run")
     with pytest.raises(OrtflowError) as raised:
-        Child(run, 0, ["/missing/mpirun", "-n", "2"], os.environ)
+        Child(RankCommand(run, 0, ["/missing/mpirun", "-n", "2"], os.environ))
     assert mentions(str(raised.value), "/missing/mpirun", "No such file")
     assert run.launcher_log(0).exists()
 

@@ -12,7 +12,7 @@ from messages import mentions
 
 from ortflow.launchers.attempts.cause import agreed, cause, statuses
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.supervision.attempt import Attempt
+from ortflow.launchers.supervision.attempt import Attempt, RankCommand
 from ortflow.workflow.errors import signal_name
 from ortflow.workflow.run.events import EventLog
 from ortflow.workflow.run.rundir import RunDir
@@ -79,7 +79,7 @@ def test_a_rank_that_no_poll_has_seen_is_known_by_its_events(tmp_path: Path) -> 
     for rank, process in enumerate((os.getpid(), dead.pid)):
         EventLog(run.events(rank), rank, 3).write("attempt_start", pid=process)
     words = HYDRA_KILLED.format(codes="9,9").replace("6736", str(dead.pid))
-    attempt = Attempt(run, 3, ["sh", "-c", f"echo '{words}'; exit 9"], os.environ, 2, "mpich")
+    attempt = Attempt(RankCommand(run, 3, ["sh", "-c", f"echo '{words}'; exit 9"], os.environ), 2, "mpich")
     while (returncode := attempt.poll()) is None:
         time.sleep(0.01)
     assert not attempt.ranks
@@ -92,7 +92,7 @@ def test_a_rank_whose_log_is_still_open_did_not_end_first(tmp_path: Path) -> Non
     run = RunDir(tmp_path)
     words = HYDRA_KILLED.format(codes="9,9").replace("6736", str(os.getpid()))
     EventLog(run.events(0), 0, 3).write("attempt_start", pid=os.getpid())
-    attempt = Attempt(run, 3, ["sh", "-c", f"echo '{words}'; exit 9"], os.environ, 2, "mpich")
+    attempt = Attempt(RankCommand(run, 3, ["sh", "-c", f"echo '{words}'; exit 9"], os.environ), 2, "mpich")
     while (returncode := attempt.poll()) is None:
         time.sleep(0.01)
     assert attempt.statuses(returncode) == {0: -9}, "without logs, only Hydra's word counts"
@@ -110,7 +110,7 @@ def test_ranks_that_are_gone_are_in_the_order_of_their_ends(tmp_path: Path) -> N
         dead.append(subprocess.Popen(["true"]))
         dead[rank].wait()
         EventLog(run.events(rank), rank, 0).write("attempt_start", pid=dead[rank].pid)
-    attempt = Attempt(run, 0, ["true"], os.environ, 3, "mpich")
+    attempt = Attempt(RankCommand(run, 0, ["true"], os.environ), 3, "mpich")
     for rank in (2, 1):
         run.log(0, rank).write_text("")
     assert attempt.gone() == [0, 2, 1], "one without a log ended as it started"

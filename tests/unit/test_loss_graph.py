@@ -5,7 +5,7 @@ from __future__ import annotations
 from onnx import ModelProto, TensorProto, helper
 
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.graph.objective.loss_graph import with_outputs
 
 

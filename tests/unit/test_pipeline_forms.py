@@ -23,7 +23,7 @@ from ortflow.workflow.fusion import halved
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.graph.types import LOSS_SCALE, SEED
 from ortflow.workflow.parallel.stage import HALF, StageSet
 

@@ -29,7 +29,7 @@ from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.sessions.gpu_collectives import serve
 from ortflow.workflow.sessions.session import Sessions

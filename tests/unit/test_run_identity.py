@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ortflow.workflow.checkpoint.checkpoint_names import MANIFEST
 from ortflow.workflow.checkpoint.identity import Identity, difference
 from ortflow.workflow.checkpoint.manifest import mark
 from ortflow.workflow.checkpoint.program import ProgramManifest
-from ortflow.workflow.checkpoint.store import MANIFEST, DirectoryStore
+from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.steps.identity import refuse_other_runs
 

@@ -23,6 +23,7 @@ from ortflow.launchers.batch.elapsed import stamp
 from ortflow.launchers.batch.history import SETTLE
 from ortflow.launchers.batch.job_submission import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.batch.launcher import POLL
+from ortflow.launchers.placed import Placed, placed
 from ortflow.launchers.records import State
 from ortflow.launchers.slurm import probe
 from ortflow.launchers.slurm.commands import NoAnswer
@@ -941,7 +942,7 @@ def test_history() -> None:
         {"event": "submit", "launcher": "slurm", "job": "8", "follows": "7"},
         {"event": "submitting", "launcher": "slurm", "submission": "c", "time": 5.0},
     ]
-    assert [(one.submission, one.job) for one in history.placed(records, "slurm")] == [
+    assert [(one.submission, one.job) for one in placed(records, "slurm")] == [
         ("b", "7"),
         (None, "8"),
         ("c", None),
@@ -954,13 +955,13 @@ def test_history() -> None:
 
 
 def test_the_job_of_a_run_is_the_active_one() -> None:
-    placed = [history.Placed("a", None), history.Placed("b", "7")]
+    submissions = [Placed("a", None), Placed("b", "7")]
     old = Job("6", None, "RUNNING", comment="ortflow a")
     new = Job("7", None, "FAILED", comment="ortflow b")
     other = Job("9", None, "RUNNING", comment="ortflow zzz")
-    assert history.find(placed, [other, old, new]) == old
-    assert history.find(placed, [other, new]) == new
-    assert history.find(placed, [other]) is None
+    assert history.find(submissions, [other, old, new]) == old
+    assert history.find(submissions, [other, new]) == new
+    assert history.find(submissions, [other]) is None
 
 
 def test_the_environment_does_not_change_the_script(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from ortflow.workflow.data import tokenised
 from ortflow.workflow.data.digest import digest_of
+from ortflow.workflow.data.documents import pieces
 from ortflow.workflow.data.sources import open_samples
-from ortflow.workflow.data.sources.text_files import pieces
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.media import TextSection

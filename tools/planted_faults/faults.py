@@ -87,7 +87,7 @@ FAULTS = (
     # Data.
     _fault("workflow/data/order.py", "_key(self._seed, epoch, 1)", "_key(self._seed, 0, 1)", "data_order"),
     _fault("workflow/data/batches.py", "return indices, last - first", "return indices, len(indices)", "data_batches"),
-    _fault("workflow/data/sources/mapped.py", "((int(start), part[name])", "((0, part[name])", "data_in_place"),
+    _fault("workflow/data/mapped_arrays.py", "((int(start), part[name])", "((0, part[name])", "data_in_place"),
     _fault("workflow/data/tables/records.py", "np.searchsorted(quotes, ends) % 2 == 0", "ends >= 0", "data_tables"),
     # Weights, inference, sinks.
     _fault("workflow/weights/matching.py", "tensor_sources.pop(name, None)", "pass", "start_from"),
@@ -116,16 +116,19 @@ FAULTS = (
     ),
     # Graphs.
     _fault(
-        "workflow/graph/autodiff/reductions.py",
+        "workflow/graph/operators/reductions.py",
         'b("Div", spread(b, b.gradient()), count)',
         "spread(b, b.gradient())",
         "autodiff_reductions",
     ),
     _fault(
-        "workflow/graph/autodiff/convolutions.py", "fewer if upper else total - fewer", "fewer", "autodiff_convolutions"
+        "workflow/graph/operators/convolutions.py",
+        "fewer if upper else total - fewer",
+        "fewer",
+        "autodiff_convolutions",
     ),
     _fault("workflow/graph/normalize/fusions.py", "or value.any()", "", "graph_fusions"),
-    _fault("workflow/graph/division/cut.py", "block * (part + 1) // parts", "block * part // parts + 1", "division"),
+    _fault("workflow/graph/rules/cut.py", "block * (part + 1) // parts", "block * part // parts + 1", "division"),
     _fault(
         "workflow/graph/memory/peak_memory.py",
         "last.get(name, -1) <= place",

@@ -19,7 +19,7 @@ from ortflow.workflow.graph.division.divide import divide as divide_layers
 from ortflow.workflow.graph.division.regather import gather_again
 from ortflow.workflow.graph.division.sequence_graph import share_tokens
 from ortflow.workflow.graph.ir.collective import Kind, finish, has_collectives, is_collective, kind_of
-from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
+from ortflow.workflow.graph.optimize.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.stages.node_costs import NodeCosts
 from ortflow.workflow.graph.types import LOSS_SUM
 from ortflow.workflow.layout import FlatIndex, Tensor

@@ -17,10 +17,10 @@ from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.ir import collective, shapes
-from ortflow.workflow.graph.ir.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.collectives_on_gpu import on_gpu
 from ortflow.workflow.graph.optimize.fixed_shapes import fix_shapes
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.stages.balance import (

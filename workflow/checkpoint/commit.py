@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from ortflow.workflow.checkpoint.checkpoint_names import MANIFEST, MARKER
 from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, mark
-from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
+from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.tensors import PAGE, BufferSpec, file_layout
 from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.errors import OrtflowError

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.checkpoint.store import LOCK
+from ortflow.workflow.checkpoint.checkpoint_names import LOCK
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.system.files import open_regular, read_whole

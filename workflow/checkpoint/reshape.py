@@ -17,10 +17,11 @@ from typing import Any
 
 import xxhash
 
+from ortflow.workflow.checkpoint.checkpoint_names import MANIFEST
 from ortflow.workflow.checkpoint.commit import commit, no_room
 from ortflow.workflow.checkpoint.identity import Identity, difference
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, finished
-from ortflow.workflow.checkpoint.store import MANIFEST, CheckpointStore
+from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.tensors import ITEM_SIZES, file_layout, file_name, header_of
 from ortflow.workflow.checkpoint.verify import CHUNK, read_manifest, verify
 from ortflow.workflow.errors import OrtflowError, UserError

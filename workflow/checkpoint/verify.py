@@ -13,10 +13,11 @@ from pathlib import Path
 
 import xxhash
 
+from ortflow.workflow.checkpoint.checkpoint_names import MANIFEST, MARKER
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, finished, format_of, mark
 from ortflow.workflow.checkpoint.program import FORMAT as PROGRAM
 from ortflow.workflow.checkpoint.program import ProgramManifest, decode_program
-from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
+from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.tensors import file_layout, file_name
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.run.progress import Progress

@@ -161,12 +161,10 @@ class Writer:
 def write_file(path: Path, image: Image, size: int, hurry: threading.Event, duty: float) -> str:
     """Write and fsync the first `size` bytes of an image; returns their hash.
 
-    Uses direct I/O if the file system supports it, which avoids a second copy and keeps the data set in the page cache.
-    Once the buffers may change, and until `hurry` is set, pauses limit the use of a core to `duty`. A lower priority
-    would have the same effect, but starves on a busy machine and cannot be raised again when a signal makes the save
-    urgent.
+    Once the buffers may change, and until `hurry` is set, pauses limit the use of a core to `duty`.
     """
     hashing, done = xxhash.xxh3_128(), 0
+    # By direct I/O if the file system supports it: no second copy, and the data set stays in the page cache.
     descriptor = _open(path)
     try:
         wall, used = time.perf_counter(), time.thread_time()
@@ -174,6 +172,8 @@ def write_file(path: Path, image: Image, size: int, hurry: threading.Event, duty
             _write_all(descriptor, piece)
             hashing.update(piece[: size - done])
             done += len(piece)
+            # A lower priority would have the same effect, but starves on a busy machine and cannot be raised again when
+            # a signal makes the save urgent.
             if image.released.is_set() and not hurry.is_set():
                 pause = (time.thread_time() - used) / duty - (time.perf_counter() - wall)
                 hurry.wait(max(0.0, pause))

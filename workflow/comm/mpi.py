@@ -71,9 +71,10 @@ class MpiRanks(Communicator):
     def reduce_scatter(self, buffer: Buffer) -> None:
         """Sum over the ranks of this rank's share, in place; the order of summation depends only on the world size.
 
-        Each rank sends every other rank its part of that rank's share. MPI's own Reduce_scatter_block requires equal
-        blocks apart from the buffer. MPICH's was measured, and took three times as long.
+        Each rank sends every other rank its part of that rank's share.
         """
+        # MPI's own Reduce_scatter_block requires equal blocks apart from the buffer. MPICH's was measured, and took
+        # three times as long.
         array, rank, world = _host(buffer), self.rank, self.world_size
         shares = [share(array.size, peer, world) for peer in range(world)]
         own_share, received = array[slice(*shares[rank])], np.empty(min(PIECE, shares[0][1]), array.dtype)
@@ -101,7 +102,8 @@ class MpiRanks(Communicator):
 
     @mpi_errors
     def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
-        """Begin to gather; a broadcast if one rank has all of it. MPI may transfer data only while a call waits."""
+        """Begin to gather; a broadcast if one rank has all of it."""
+        # MPI may transfer data only while a call waits.
         array, owners = _host(buffer), [rank for rank, count in enumerate(counts) if count]
         if len(owners) == 1:
             requests = [self._ranks.Ibcast(array[at : at + CHUNK], owners[0]) for at in range(0, array.size, CHUNK)]

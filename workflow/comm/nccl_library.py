@@ -54,10 +54,11 @@ class Config(ctypes.Structure):
 
     @classmethod
     def blocking_calls(cls, most_blocks: int | None = None) -> Config:
-        """Each call returns when it has queued its work. Without this NCCL starts a thread for each: 50 us.
+        """Each call returns when it has queued its work.
 
         `most_blocks`: thread blocks of a kernel, each of which takes a multiprocessor; None leaves them to NCCL.
         """
+        # Without this NCCL starts a thread for each call: 50 us.
         return cls(
             ctypes.sizeof(cls), 0xCAFEBEEF, 21700, 1, _UNSET, _UNSET, _UNSET if most_blocks is None else most_blocks
         )

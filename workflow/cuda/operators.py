@@ -23,7 +23,7 @@ from ortflow.workflow.device.cudart import WITHIN, CudaError
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 
 if TYPE_CHECKING:
     from ortflow.workflow.device.cuda import CudaDevice

@@ -96,7 +96,8 @@ def _cross_entropy(rewriter: Rewriter) -> None:
 
 
 def _tables(rewriter: Rewriter) -> None:
-    """Replace the gradients of tables with a known number of rows: kernels cannot read a shape on the host."""
+    """Replace the gradients of tables with a known number of rows."""
+    # Kernels cannot read a shape on the host.
     for node in table.look_ups(rewriter):
         rows = (rewriter.dims(node.output[0]) or (None,))[0]
         if isinstance(rows, int):

@@ -97,10 +97,10 @@ def shape_of(
 ) -> Shape:  # fmt: skip
     """The key of a plan, from two of its three values; `sizes` are those of the image if it is not given.
 
-    Raises OrtflowError if shapes or types do not match, and for halves with channels first: cuDNN has algorithms for
-    them that round partial sums and do not say so.
+    Raises OrtflowError if shapes or types do not match, and for halves with channels first.
     """
     tensors = [value for value in (image, weight, made) if value is not None]
+    # cuDNN has algorithms for such halves that round partial sums and do not say so.
     if not windows.channels_last and any(value.type != TensorProto.FLOAT for value in tensors):
         raise OrtflowError("a convolution of halves with channels first")
     if any(len(value.shape) != AXES + 2 or value.type != tensors[0].type for value in tensors):

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ortflow.workflow.data.documents import MASK
 from ortflow.workflow.data.draws import Draws
 from ortflow.workflow.data.graph_step import GraphStep, graph_step
 from ortflow.workflow.data.samples import Around, Classified, Indices, Samples, part_of
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources.images import IMAGE, LABEL, Images
 from ortflow.workflow.data.sources.pictures import Box
-from ortflow.workflow.data.sources.text_files import MASK
 from ortflow.workflow.data.transforms import Axes, Flip, Function, Jitter, Mask, Mix, Noise, OneHot, PaddedCrop, Step
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.transforms import RandomCrop, Transform

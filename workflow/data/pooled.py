@@ -9,14 +9,14 @@ import numpy as np
 
 from ortflow.workflow.data.augmented import Augmented, augmented
 from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.documents import Documents, Packed
 from ortflow.workflow.data.graph_step import GraphStep
+from ortflow.workflow.data.mapped_arrays import MappedArrays
 from ortflow.workflow.data.samples import Around, Epochs, Indices, Samples
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources import open_evaluation, open_training
 from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.images import Images
-from ortflow.workflow.data.sources.mapped import MappedArrays
-from ortflow.workflow.data.sources.text_files import Documents, Packed
 from ortflow.workflow.data.transforms import Function, Mask, OneHot
 from ortflow.workflow.data.vocabulary import transforms_of
 from ortflow.workflow.data.workers import Workers

@@ -221,12 +221,9 @@ def captured(runtime: Runtime, stream: int, queue: Callable[[], None]) -> int:
 
 
 def graph_fault(runtime: Runtime, graph: int) -> str:
-    """Why a captured graph must not be launched again; empty if it may.
-
-    Copies from or to host memory, and host calls, use memory that ONNX Runtime held during the capture; by the next
-    launch
-    it may contain something else.
-    """
+    """Why a captured graph must not be launched again; empty if it may."""
+    # Copies from or to host memory, and host calls, use memory that ONNX Runtime held during the capture. By the next
+    # launch it may contain something else.
     faults: collections.Counter[str] = collections.Counter()
     nodes = runtime.nodes(graph)
     for node in nodes:

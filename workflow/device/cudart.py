@@ -196,11 +196,9 @@ class Runtime:
         self.call("cudaHostUnregister", ctypes.c_void_p(pointer))
 
     def keep_memory(self) -> None:
-        """Free memory only in `free_kept` from now on.
-
-        Freeing waits until the GPU is idle. A message in progress keeps it busy until the other rank takes part, which
-        may itself be waiting in the same way.
-        """
+        """Free memory only in `free_kept` from now on."""
+        # Freeing waits until the GPU is idle. A message in progress keeps it busy until the other rank takes part,
+        # which may itself be waiting in the same way.
         if self._kept is None:
             self._kept = []
 

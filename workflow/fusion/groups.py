@@ -21,8 +21,8 @@ from ortflow.workflow.fusion.summed import sum_in_parts, summed_output, sums_of_
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, import_domain
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.memory.element_types import element_types
 
 INPUTS, OUTPUTS = 12, 6
 """Largest number of inputs, and of outputs, of a group; limited by operators.c."""

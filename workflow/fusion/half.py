@@ -18,23 +18,17 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.fusion.groups import Dims, Group, groups_of
 from ortflow.workflow.fusion.positions import positions
-from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import described, dims_of
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.memory.element_types import element_types
+from ortflow.workflow.graph.operators.families import HALF_PRODUCTS, Trait, having
 
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """`train.precision` -> element type."""
-PRODUCTS = {("", "MatMul"), ("", "Gemm"), (MICROSOFT, "FusedMatMul")}
-CONVOLUTIONS = {("", "Conv"), ("", "ConvTranspose")}
-"""Only for fp16: ONNX allows them in bf16 only from opset 22."""
-MOVERS = {
-    *("Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose"),
-    "Unsqueeze",
-}
-"""Operators that move numbers without computing."""
+MOVERS = having(Trait.MOVES)
 SIZES = {"Shape", "Size"}
 """Operators that do not read the numbers."""
 _SUMS = (Kind.ALL_REDUCE, Kind.REDUCE_SCATTER)
@@ -83,7 +77,7 @@ class _Pass:
         self._nodes = list(model.graph.node)
         self._types = element_types(model)
         self._dims = {name: dims_of(value) for name, value in described(self._graph).items()}
-        self._products = PRODUCTS | (CONVOLUTIONS if kind == TensorProto.FLOAT16 else set())
+        self._products = {operator for operator, kinds in HALF_PRODUCTS.items() if kind in kinds}
         self._trained = _descendants(self._nodes, parameters)
         self._group: dict[str, Group] = {}
         """Value -> the group that computes it."""

@@ -10,8 +10,8 @@ import onnx
 from ortflow.workflow.fusion.source import STORED
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import attributes_of, import_domain
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.rewriter import Rewriter
+from ortflow.workflow.graph.memory.element_types import element_types
 
 MOST = 12
 """Inputs of an operator of ours, at most."""

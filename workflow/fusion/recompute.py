@@ -14,12 +14,16 @@ from typing import NamedTuple
 import onnx
 
 from ortflow.workflow.fusion.groups import INPUTS, Group, groups_of
-from ortflow.workflow.fusion.half import PRODUCTS, is_large
+from ortflow.workflow.fusion.half import is_large
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import described, dims_of
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.memory.element_types import element_types
+from ortflow.workflow.graph.operators.families import HALF_PRODUCTS
+from ortflow.workflow.graph.rules.precision import HALVES
 
+_PRODUCTS = {operator for operator, kinds in HALF_PRODUCTS.items() if kinds >= HALVES}
+"""Products of matrices, and no convolutions."""
 MOST = 16
 """Largest number of nodes to recompute in order to store one tensor less; Gelu's derivative has twelve."""
 
@@ -84,7 +88,7 @@ def _chains(model: onnx.ModelProto) -> Iterator[_Chain]:
                 if name not in makers and name in descriptions
             )
             # As much to read as the value itself, a tensor less to write, and a rounding less.
-            if small and len(sources) == 1 and (sources[0].domain, sources[0].op_type) in PRODUCTS:
+            if small and len(sources) == 1 and (sources[0].domain, sources[0].op_type) in _PRODUCTS:
                 yield _Chain(value, chain, [nodes[place] for place in outside])
 
 

@@ -12,8 +12,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.ir.edit import attributes_of, described, replace
-from ortflow.workflow.graph.ir.element_types import HALVES
 from ortflow.workflow.graph.ir.order import drop_unread_inputs
+from ortflow.workflow.graph.rules.precision import HALVES
 
 ROUNDED = "rounded."
 """Beginning of the names of an update's outputs, which the number of the segment follows."""

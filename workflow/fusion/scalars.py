@@ -16,8 +16,8 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, import_domain, replace
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.optim.copies import copies_of
 
 OPERATOR = "Scalars"

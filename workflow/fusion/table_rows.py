@@ -20,8 +20,9 @@ from ortflow.workflow.fusion.buckets import LEAST, ROWS, gradient_of
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import replace
-from ortflow.workflow.graph.ir.element_types import HALVES, element_types
 from ortflow.workflow.graph.ir.order import sort_nodes
+from ortflow.workflow.graph.memory.element_types import element_types
+from ortflow.workflow.graph.rules.precision import HALVES
 from ortflow.workflow.layout import FlatIndex
 
 REPLACED = "TableGrad"

@@ -41,11 +41,9 @@ def update(build: Builder, optimizer: Adam, segments: Sequence[Segment]) -> None
 
 
 def own_steps(build: Builder, count: int) -> None:
-    """Append copies `step.i` of the step, one for each of `count` kernels.
-
-    The kernel increments its step in place, in the memory of the graph's input. With a shared input, the second kernel
-    would use the bias correction of the next step.
-    """
+    """Append copies `step.i` of the step, one for each of `count` kernels."""
+    # ONNX Runtime's kernel increments its step in place, in the memory of the graph's input. With a shared input, the
+    # second kernel would use the bias correction of the next step.
     copies = build("Tile", "step", build.constant([count], "int64"))
     build.write("Split", [copies], [f"step.{i}" for i in range(count)], axis=0, num_outputs=count)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.data.augmented import augmented
+from ortflow.workflow.data.documents import MASK
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.sources import open_samples, preparation_of, section_of, text_files
 from ortflow.workflow.data.sources.audio import Audio
 from ortflow.workflow.data.sources.images import Images
-from ortflow.workflow.data.sources.text_files import MASK
 from ortflow.workflow.data.tables.files import is_table
 from ortflow.workflow.data.tables.open import open_table
 from ortflow.workflow.data.tables.samples import TableSamples

@@ -14,9 +14,9 @@ import onnx
 
 from ortflow.workflow.graph.forms import Form
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
-from ortflow.workflow.graph.memory.concrete import Type
 from ortflow.workflow.graph.memory.forms import Forms, forms_of
 from ortflow.workflow.graph.memory.peak_memory import BYTES, Event, events, sizes_of, unknown_of
+from ortflow.workflow.graph.rules.size import Type
 from ortflow.workflow.graph.stages.costs import KnownCosts
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 from ortflow.workflow.parallel.stage import Cost, Stage, StageSet, gradient_from_next

@@ -166,17 +166,18 @@ def _descendants(spared: set[int]) -> list[psutil.Process]:
 def _guard(group: int, mark: str) -> subprocess.Popen[bytes]:
     """A shell that kills what the program has started when this process is gone, whatever ended it.
 
-    The kernel kills only the program itself then, not its children, and gives them to another process, so that those
-    with a session of their own are known only by their environment, which children inherit (Linux's /proc; elsewhere
-    they stay). The shell waits for the end of its input, which this process holds open, in a session of its own: a
-    process manager kills the rank's with it.
+    It waits for the end of its input, which this process holds open.
     """
+    # The kernel kills only the program itself then, not its children, and gives them to another process, so that those
+    # with a session of their own are known only by their environment, which children inherit (Linux's /proc; elsewhere
+    # they stay).
     script = f"""trap '' TERM INT HUP QUIT USR1 USR2; read _; kill -9 -- -{group} 2>/dev/null
 for again in 1 2 3; do
   for file in /proc/[0-9]*/environ; do
     grep -qsF {mark} "$file" && file=${{file%/environ}} && kill -9 "${{file#/proc/}}" 2>/dev/null
   done
 done"""
+    # In a session of its own: a process manager kills the rank's with it.
     return subprocess.Popen(
         ["/bin/sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         env={"PATH": "/usr/bin:/bin"}, cwd="/", start_new_session=True,

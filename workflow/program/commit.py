@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortflow.workflow.checkpoint.checkpoint_names import MANIFEST, MARKER
 from ortflow.workflow.checkpoint.manifest import FileRecord, mark
 from ortflow.workflow.checkpoint.program import ProgramManifest
+from ortflow.workflow.checkpoint.program_save import begin_program, files_written, seal_program
 from ortflow.workflow.checkpoint.retain import prune
-from ortflow.workflow.checkpoint.store import MANIFEST, MARKER
 from ortflow.workflow.checkpoint.verify import hash_file, verify
 from ortflow.workflow.program.channel import Message
 from ortflow.workflow.run.rundir import write_atomically
@@ -76,7 +77,7 @@ class Commits:
         self._begun = context.clock.monotonic()
         try:
             context.fence.hold()
-            folder = context.store.begin_program(step, context.attempt)
+            folder = begin_program(context.store, step, context.attempt)
         except OSError as error:
             return None, self._reason(error)
         context.events.write("checkpoint_start", step=step)
@@ -87,7 +88,7 @@ class Commits:
         context = self._context
         folder = context.store.begin(step, context.attempt)
         try:
-            names = context.store.written(step, context.attempt)
+            names = files_written(folder)
             sizes = {name: (folder / name).stat().st_size for name in names}
         except OSError as error:
             return {}, str(folder), self._reason(error)
@@ -112,7 +113,7 @@ class Commits:
             data = manifest.encode()
             # Before the mark is removed: one of the two always says that the files may be deleted.
             write_atomically(folder / MANIFEST, data)
-            store.seal_program(step, attempt)
+            seal_program(folder)
             if (store.place(step) / MARKER).exists() and verify(store, step):
                 store.set_aside(step, attempt)
             path = store.commit(step, attempt, mark(data))
@@ -159,8 +160,8 @@ class Commits:
     def _report_full_disk(self, step: int, reason: str) -> None:
         """While the files of a failed save are there: report the room that it lacked. Errors of programs vary."""
         context = self._context
-        names = context.store.written(step, context.attempt)
         folder = context.store.begin(step, context.attempt)
+        names = files_written(folder)
         if not has_room(folder, RECORDS):
             self._unsaved = reason
             size = sum((folder / name).stat().st_size for name in names)

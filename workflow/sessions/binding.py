@@ -100,8 +100,8 @@ class Binding:
     def run(self, *, give_back: bool = False) -> None:
         """Run the graph once; while the device notes a CUDA graph, only queue it.
 
-        Otherwise the run is over when this returns: ONNX Runtime uses memory of the host again behind it, from which
-        the GPU may still have to copy. With `give_back`, return to the system what the shared arena holds unused.
+        Otherwise the run is over when this returns. With `give_back`, return to the system what the shared arena holds
+        unused.
 
         Raises UserError if a node refuses what it is given: the same batch would be refused again.
         """
@@ -110,6 +110,7 @@ class Binding:
             for name, (buffer, shape, kind) in self._tied_on_host.items():
                 self._tie(name, buffer, shape, kind)
         try:
+            # ONNX Runtime uses memory of the host again behind a run, from which the GPU may still have to copy.
             options = self._queued if self.device.capturing else self._options
             if give_back:
                 self.device.memory_moves()

@@ -184,15 +184,14 @@ def _operators_of(device: Device) -> Operators | None:
 
 
 def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
-    """Free each value after its last reader; results do not change.
-
-    By default, ONNX Runtime keeps the memory of a dead value for a later one of its shape, reserves a block for a whole
-    run beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its
-    own.
-    """
+    """Free each value after its last reader; results do not change."""
+    # By default, ONNX Runtime keeps the memory of a dead value for a later one of its shape.
     options.enable_mem_reuse = False
+    # By default, it reserves a block for a whole run beside the memory that it has already.
     options.enable_mem_pattern = False
+    # In the default order, the nodes of weight gradients run last.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    # By default, each session has memory of its own.
     _share_memory("Cpu", 0)
     if device.kind == "cuda":
         _share_memory("Cuda", device.index)

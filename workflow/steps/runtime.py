@@ -69,14 +69,14 @@ def runtime(context: Context) -> None:
 def connect(place: Place, spec: TrainerRunSpec) -> Communicator:
     """Connect the ranks of this run.
 
-    Raises UserError if their number differs from the run file's. With a process manager that the MPI library does not
-    support, every rank forms a world of size 1.
+    Raises UserError if their number differs from the run file's.
     """
     if place.world_size == 1 and spec.world_size == 1:
         return SoloCommunicator()
     from ortflow.workflow.comm.mpi import MpiCommunicator
 
     comm = MpiCommunicator()
+    # With a process manager that the MPI library does not support, every rank forms a world of size 1.
     if not comm.world_size == place.world_size == spec.world_size:
         raise UserError(
             f"{spec.world_size} ranks were asked for, {place.manager} placed {place.world_size}, and MPI "

@@ -135,10 +135,8 @@ def has_room(path: Path, needed_bytes: int) -> bool:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Allocate a file's blocks, if the file system can do so without writing them. Raises OSError if it refuses.
-
-    posix_fallocate would write a byte into every block instead.
-    """
+    """Allocate a file's blocks, if the file system can do so without writing them. Raises OSError if it refuses."""
+    # posix_fallocate would write a byte into every block instead.
     if (fallocate := _fallocate()) is not None and size > 0 and fallocate(descriptor, 0, 0, size):
         code = ctypes.get_errno()
         if code in FULL:

@@ -13,14 +13,12 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 def available(process: Path = PROCESS, cgroups: Path = CGROUPS) -> int:
-    """Bytes. A cgroup's limit counts all of its processes; without cgroups of version 2, only what is free counts.
-
-    Files in the page cache that nobody has read lately do not count as used, as for Kubernetes' working set: the kernel
-    drops them first.
-    """
+    """Bytes. A cgroup's limit counts all of its processes; without cgroups of version 2, only what is free counts."""
     free_bytes = int(psutil.virtual_memory().available)
     for folder, limit in _limits(process, cgroups):
         try:
+            # Files in the page cache that nobody has read lately are no use of memory, as for Kubernetes' working set:
+            # the kernel drops them first.
             used = int((folder / "memory.current").read_text()) - _inactive_files(folder)
         except (OSError, ValueError):
             continue

@@ -14,14 +14,14 @@ def start_module(
 ) -> subprocess.Popen[bytes]:
     """Start `python -m MODULE ARGUMENTS`; `options` are those of Popen. Raises OSError.
 
-    It searches what this process searches. It starts in `/`, because `-m` searches the current folder before Python's
-    own library: a `queue.py` in a run directory would be executed.
+    It searches what this process searches.
     """
     # An empty entry stands for the current folder.
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         env={**os.environ, "PYTHONPATH": path, **(variables or {})},
+        # `-m` searches the current folder before Python's own library: a `queue.py` in a run directory would run.
         cwd="/",
         **options,
     )

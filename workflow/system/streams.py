@@ -90,11 +90,9 @@ def terminal_output() -> TextIO | None:
 
 
 def open_closed() -> None:
-    """Open the null device in place of standard streams that are closed, as `>&-` leaves them.
-
-    Python has None for them, and the next file that is opened would get their number, and with it the output of
-    libraries.
-    """
+    """Open the null device in place of standard streams that are closed, as `>&-` leaves them."""
+    # Python has None for them, and the next file that is opened would get their number, and with it the output of
+    # libraries.
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         if getattr(sys, name) is None:
             try:

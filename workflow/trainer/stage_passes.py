@@ -91,7 +91,8 @@ class StagePasses:
         )
 
     def updated(self) -> None:
-        """See `Passes`. Making a CUDA graph may wait for the GPU: here, where all messages of the step are queued."""
+        """See `Passes`."""
+        # Making a CUDA graph may wait for the GPU: here, all messages of the step are queued.
         self.runner.prepare()
 
     def seconds(self) -> tuple[float, float] | None:

@@ -171,11 +171,9 @@ class Slots:
             repeated.prepare()
 
     def forget(self) -> None:
-        """Give the captured passes back.
-
-        They use memory that ONNX Runtime had free when they were captured, and does not keep for them: what a slot
-        holds from now on may lie there.
-        """
+        """Give the captured passes back."""
+        # They use memory that ONNX Runtime had free when they were captured, and does not keep for them: what a slot
+        # holds from now on may lie there.
         for repeated in self._passes:
             repeated.forget()
 

@@ -59,11 +59,9 @@ class Wire:
         self._shapes: dict[tuple[Link, object], list[Shape]] = {}
 
     def pass_through_host(self, *, through: bool) -> None:
-        """Let messages between GPUs pass through the host's memory, on all ranks of the pipeline alike, or directly.
-
-        A message that waits for the other rank on the GPU keeps it busy, and loading a kernel may wait until it is not:
-        two ranks could wait for each other.
-        """
+        """Let messages between GPUs pass through the host's memory, on all ranks of the pipeline alike, or directly."""
+        # A message that waits for the other rank on the GPU keeps it busy, and loading a kernel may wait until it is
+        # not: two ranks could wait for each other.
         below = getattr(self._linked, "below", None)
         self._comm = StagedCommunicator(below) if through and below is not None else self._linked
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
+from ortflow.workflow.checkpoint.checkpoint_names import MANIFEST
 from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.manifest import Damaged, Manifest
-from ortflow.workflow.checkpoint.store import MANIFEST, DirectoryStore
+from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.verify import read_manifest
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.run.rundir import RunDir

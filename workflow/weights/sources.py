@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ortflow.workflow.checkpoint.store import MANIFEST, DirectoryStore
+from ortflow.workflow.checkpoint.checkpoint_names import MANIFEST
+from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.run.graph_hashes import hash_of
 from ortflow.workflow.system.files import read_whole

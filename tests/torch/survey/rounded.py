@@ -40,7 +40,7 @@ from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.fusion import halved
 from ortflow.workflow.fusion.half import HALVES, MOVERS
 from ortflow.workflow.graph.forms import Form
-from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, LOSS_WEIGHT, GraphSet
 from ortflow.workflow.spec.run import TrainerRunSpec
 

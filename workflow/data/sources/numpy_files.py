@@ -18,9 +18,9 @@ from typing import IO, Literal
 
 import numpy as np
 
+from ortflow.workflow.data.mapped_arrays import MappedArrays
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.sources.folders import files_of, holds
-from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.data.sources.token_files import TokenArray, token_windows
 from ortflow.workflow.data.write import check_storable
 from ortflow.workflow.errors import UserError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from ortflow.workflow.data.mapped_arrays import MappedArrays
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.sources.folders import files_of, holds
-from ortflow.workflow.data.sources.mapped import MappedArrays
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.spec.media import TokensSection

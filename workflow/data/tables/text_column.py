@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow.compute as pc
 import xxhash
 
+from ortflow.workflow.data.documents import MASK, TOKENS, Documents, samples_of
 from ortflow.workflow.data.samples import Indices, Samples
 from ortflow.workflow.data.schema import Array, Ragged
-from ortflow.workflow.data.sources.text_files import MASK, TOKENS, Documents, samples_of
 from ortflow.workflow.data.tables.fields import Source
 from ortflow.workflow.data.tables.samples import Table, TableSamples
 from ortflow.workflow.data.tokenised import key_of, tokens_of

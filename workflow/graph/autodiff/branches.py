@@ -15,15 +15,15 @@ from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph.autodiff.branch_models import Branch, branches_of
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.autodiff.rule import Backward, GradientsByName, rule
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import make_outputs, rename_values, replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.replacement import attribute
 from ortflow.workflow.graph.normalize.randomness import RANDOM
+from ortflow.workflow.graph.rules.gradient import Backward, GradientsByName, gradient_rule
 
 
-@rule("If")
+@gradient_rule("If")
 def branches(b: Backward) -> GradientsByName:
     """Yields the name of each captured value that has a gradient in a branch; it is zero if the other one is taken."""
     parts = {branch.name: _Part(b, branch) for branch in branches_of(b.node, b.context, b.path)}

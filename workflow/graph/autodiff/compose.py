@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import onnx
 
-from ortflow.workflow.graph.autodiff.compose_activations import ACTIVATIONS
-from ortflow.workflow.graph.autodiff.compose_adam import OPTIMIZERS
-from ortflow.workflow.graph.autodiff.compose_groups import GROUPS
-from ortflow.workflow.graph.autodiff.compose_images import IMAGES
-from ortflow.workflow.graph.autodiff.compose_norms import NORMS
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import described, replace
@@ -18,14 +13,13 @@ from ortflow.workflow.graph.ir.functions import fresh_names
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import Context, Replacement
 from ortflow.workflow.graph.normalize import tidy
-
-COMPOSITIONS: dict[str, Callable[[Replacement], None]] = {**ACTIVATIONS, **GROUPS, **IMAGES, **NORMS, **OPTIMIZERS}
-"""Operator of com.microsoft -> the function that writes the nodes that replace it and produce its outputs."""
+from ortflow.workflow.graph.operators.composed import COMPOSITIONS
+from ortflow.workflow.graph.rules.composition import Composition
 
 
 def compose(
     model: onnx.ModelProto,
-    compositions: Mapping[str, Callable[[Replacement], None]] = COMPOSITIONS,
+    compositions: Mapping[str, Composition] = COMPOSITIONS,
     domain: str = MICROSOFT,
 ) -> onnx.ModelProto:
     """Return a copy of a training graph without operators of `domain` that are in `compositions`."""

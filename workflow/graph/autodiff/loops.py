@@ -18,14 +18,14 @@ from ortflow.workflow.graph.autodiff.branches import check_repeatable, check_sta
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.loop_models import body_of
 from ortflow.workflow.graph.autodiff.path import gradient_path
-from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, GradientsByName, rule
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import make_outputs, rename_values, replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.replacement import attribute
+from ortflow.workflow.graph.rules.gradient import Backward, Gradients, GradientsByName, gradient_rule
 
 
-@rule("Loop", "Scan")
+@gradient_rule("Loop", "Scan")
 def loops(b: Backward) -> Gradients | GradientsByName:
     """Yields places of first states and scan inputs, and names of captured values."""
     gradient = _Gradient(b)
@@ -199,10 +199,7 @@ class _Gradient:
         return iter(zip([*targets, *self.sums, *self.slices], gradients, strict=True))
 
     def _unless_empty(self, scan: onnx.NodeProto, first: Sequence[str], stack: str) -> list[str]:
-        """The results of the Scan; `first` if a Loop had no iterations.
-
-        ONNX Runtime 1.19.2 cannot run a Scan over no elements.
-        """
+        """The results of the Scan; `first` if a Loop had no iterations."""
         b = self.b
         count = b.value(0) if self.form.inputs and not b.input(1) else None
         if not self.form.inputs or (count is not None and int(count.reshape(-1)[0]) > 0):
@@ -216,6 +213,7 @@ class _Gradient:
             copies = [helper.make_node("Identity", [a], [c], c) for a, c in zip(sources, names, strict=True)]
             described = [helper.make_value_info(name, kind) for name, kind in zip(names, kinds, strict=True)]
             branches[branch] = helper.make_graph([*nodes, *copies], b.context.fresh(branch), [], described)
+        # ONNX Runtime 1.19.2 cannot run a Scan over no elements.
         iterated = b("Greater", b("Size", stack), b.constant(0, "int64"))
         return b.several("If", len(first), iterated, **branches)
 
@@ -232,8 +230,9 @@ class _Gradient:
         return zeros
 
     def _kind(self, name: str) -> onnx.TypeProto:
-        """Element type and rank of a value of the body; ONNX Runtime needs ranks where it cannot infer them."""
+        """Element type and rank of a value of the body."""
         kind = shapes.element_type(self.types, name) or TensorProto.FLOAT
+        # ONNX Runtime needs ranks where it cannot infer them.
         rank = shapes.rank(self.types, name)
         return helper.make_tensor_type_proto(kind, None if rank is None else [None] * rank)
 

@@ -15,7 +15,6 @@ from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph.autodiff.choices import drop_choices
 from ortflow.workflow.graph.autodiff.path import gradient_path
-from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.autodiff.steep import steep_values
@@ -25,6 +24,7 @@ from ortflow.workflow.graph.ir.named_sizes import named_sizes
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import MISFITS, context_of, no_gradient
+from ortflow.workflow.graph.rules.gradient import Backward, Constants
 
 LOSS_GRADIENT = "ortflow.loss_grad"
 """Name of the constant 1: the derivative of the loss with respect to itself."""
@@ -122,10 +122,10 @@ def vector_jacobian_product(
     outputs = {value.name for value in graph.output}
     new = {name for node in nodes for name in node.output} - outputs
     described = {renamed.get(name, name): value_type for name, value_type in described.items()}
-    output_names = {
-        name for node in graph.node if named_sizes(node) for name in node.output if name in context.types
-    } - outputs
-    new |= output_names
+    # In the order of the nodes: a graph's file, whose hash the run directory keeps, is the same in every process.
+    sized = (name for node in graph.node if named_sizes(node) for name in node.output)
+    output_names = [name for name in sized if name in context.types and name not in outputs]
+    new.update(output_names)
     described |= {name: context.types[name] for name in output_names}
     shapes.infer(copy, [helper.make_value_info(name, described[name]) for name in described if name in new])
     return copy, reached

@@ -1,29 +1,8 @@
-"""Imports every module with rules, which registers them."""
+"""The gradient rules of all operators. Those of operators with subgraphs differentiate graphs, and stand here."""
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.autodiff import (  # noqa: F401 - imported for its side effect
-    activations,
-    attention,
-    branches,
-    channel_norms,
-    collectives,
-    convolutions,
-    dropout,
-    elementwise,
-    indexing,
-    linear,
-    loops,
-    norms,
-    pooling,
-    recurrent,
-    reductions,
-    selections,
-    shaping,
-    slicing,
-    spectral,
-    unary,
-)
-from ortflow.workflow.graph.autodiff.rule import RULES
+from ortflow.workflow.graph.autodiff import branches, loops  # noqa: F401 - imported for its side effect
+from ortflow.workflow.graph.operators.families import GRADIENTS as RULES
 
 __all__ = ["RULES"]

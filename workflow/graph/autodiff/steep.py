@@ -11,12 +11,9 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-_PASSES = {
-    *("Abs", "Cast", "Clip", "Div", "Expand", "Identity", "Max", "Min", "Mul", "Neg", "Pow", "Sub", "Sum", "Where"),
-    *("Concat", "Flatten", "Gather", "Pad", "Reshape", "Slice", "Split", "Squeeze", "Transpose", "Unsqueeze"),
-    *("AveragePool", "GlobalAveragePool", "MaxPool", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum"),
-}
-"""Operators whose gradient is infinite at an element if that of their output is."""
+from ortflow.workflow.graph.operators.families import Trait, having
+
+_PASSES = having(Trait.PASSES_STEEPNESS)
 
 
 def steep_values(graph: onnx.GraphProto, tensors: Mapping[str, onnx.TensorProto]) -> set[str]:

@@ -36,12 +36,10 @@ def _amounts(w: Replacement) -> tuple[list[int], dict[int, int], dict[int, int]]
 
 
 def dilated_pads(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """Conv or MaxPool with auto_pad SAME and dilations, with the same pads as numbers; None for any other node.
-
-    ONNX Runtime does not support the combination.
-    """
+    """Conv or MaxPool with auto_pad SAME and dilations, with the same pads as numbers; None for any other node."""
     w = Replacement(node, context)
     mode, dilations = w.attribute("auto_pad", "NOTSET"), w.attribute("dilations", [])
+    # ONNX Runtime does not support the combination.
     if not mode.startswith("SAME") or all(dilation == 1 for dilation in dilations):
         return None
     shape = w.shape(0)

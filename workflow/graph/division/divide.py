@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import onnx
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.division.cut import Cut
 from ortflow.workflow.graph.division.divisible_layers import Layers, Weights, find_layers, names_of, weights_of
-from ortflow.workflow.graph.division.division_plan import Plan
-from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.named import Named, check_named, named_in
 from ortflow.workflow.graph.division.resolve import resolve
 from ortflow.workflow.graph.division.rewrite import Rewrite
+from ortflow.workflow.graph.division.trials import facts_of
 from ortflow.workflow.graph.division.vocabulary import find_vocabulary
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.rules.cut import Cut
+from ortflow.workflow.graph.rules.division_plan import Plan
+from ortflow.workflow.graph.rules.facts import Facts
 from ortflow.workflow.parallel.region import WHOLE, Region
 
 _SHOWN = 4
@@ -82,7 +83,7 @@ def divide(
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
-    facts = Facts(copy, tensors, trained, loss)
+    facts = facts_of(copy, tensors, trained, loss)
     weights = weights_of(facts)
     assigned = named_in(named or {}, dict.fromkeys(weights.of.values())) if like is None else like.named
     undivided = set(assigned.whole)

@@ -11,20 +11,15 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.division import rules  # noqa: F401 - enters the rules
-from ortflow.workflow.graph.division.cut import Cut, Indivisible, Reblock, Unsupported, even
-from ortflow.workflow.graph.division.division_plan import Plan
-from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.named import Named
-from ortflow.workflow.graph.division.spread import RULES, Spread
 from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.operators.families import DIVISIONS, Trait, having
+from ortflow.workflow.graph.rules.cut import Cut, Indivisible, Reblock, Unsupported, even
+from ortflow.workflow.graph.rules.division_plan import Plan
+from ortflow.workflow.graph.rules.facts import Facts
+from ortflow.workflow.graph.rules.spread import Spread
 
-_FIRST_ALONE = frozenset(
-    ("Clip", "Dropout", "Expand", "Flatten", "Gather", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
-     "ReduceSum", "ReduceSumSquare", "Reshape", "Slice", "Split", "Squeeze", "Trilu", "Unsqueeze", "LayerNormalization",
-     "SimplifiedLayerNormalization")
-)  # fmt: skip
-"""Operators whose other inputs are lists of sizes or indices, or parameters."""
+_FIRST_DIVIDED = having(Trait.FIRST_DIVIDED)
 _MOST = 16
 """Attempts per layer."""
 
@@ -264,8 +259,8 @@ def sources(facts: Facts, weights: Weights, row: int) -> set[int]:
             places.add(place)
             continue
         node = facts.nodes[place]
-        if (node.domain, node.op_type) in RULES:
-            waiting += node.input[:1] if node.op_type in _FIRST_ALONE else node.input
+        if (node.domain, node.op_type) in DIVISIONS:
+            waiting += node.input[:1] if node.op_type in _FIRST_DIVIDED else node.input
     return places
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.division.cut import Cut
-from ortflow.workflow.graph.division.division_plan import Plan
-from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.rules.cut import Cut
+from ortflow.workflow.graph.rules.division_plan import Plan
+from ortflow.workflow.graph.rules.facts import Facts
 
 _TURNING = frozenset(["Transpose", "Identity", "Cast", "Unsqueeze"])
 

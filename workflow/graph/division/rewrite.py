@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ortflow.workflow.graph.division.cut import Cut
-from ortflow.workflow.graph.division.division_plan import Plan
-from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.scores import Scores
 from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.graph.ir.collective import Kind, collective, is_collective
 from ortflow.workflow.graph.ir.edit import Editor, attributes_of, import_domain, replace
 from ortflow.workflow.graph.ir.origin import inherit
+from ortflow.workflow.graph.rules.cut import Cut
+from ortflow.workflow.graph.rules.division_plan import Plan
+from ortflow.workflow.graph.rules.facts import Facts
 
 
 class PartWriter(Editor):

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from ortflow.workflow.graph.division.cut import Cut
-from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.ir.shared_entropy import note
+from ortflow.workflow.graph.rules.cut import Cut
+from ortflow.workflow.graph.rules.facts import Facts
 
 if TYPE_CHECKING:
     from ortflow.workflow.graph.division.rewrite import PartWriter

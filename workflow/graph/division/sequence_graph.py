@@ -9,17 +9,18 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.division import rules  # noqa: F401 - enters the rules
-from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.rewrite import PartWriter
-from ortflow.workflow.graph.division.sequence import Found, Search
 from ortflow.workflow.graph.division.token_sizes import Behind, Sizes, Tokens, TokenSizes
+from ortflow.workflow.graph.division.trials import facts_of
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.collective import Kind, is_collective, kind_of
 from ortflow.workflow.graph.ir.edit import attributes_of, dims_of, replace
 from ortflow.workflow.graph.ir.named_sizes import name_sizes
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
+from ortflow.workflow.graph.operators import families  # noqa: F401 - enters the rules
+from ortflow.workflow.graph.rules.facts import Facts
+from ortflow.workflow.graph.rules.sequence import Found, Search
 
 # An end behind the last element is clamped: ONNX's way to say "to the end".
 _LAST = 2**31
@@ -72,7 +73,7 @@ def share_tokens(
                 copies.add(node.output[0])
             node.op_type, node.domain = "Identity", ""
             del node.attribute[:]
-    facts = Facts(plain, tensors, trained, loss)
+    facts = facts_of(plain, tensors, trained, loss)
     findings = Search(facts, sums, copies).run()
     if not findings.nodes:
         raise UserError(

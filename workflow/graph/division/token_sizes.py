@@ -11,10 +11,10 @@ from math import prod
 
 import onnx
 
-from ortflow.workflow.graph.division.facts import Facts
 from ortflow.workflow.graph.division.rewrite import PartWriter
-from ortflow.workflow.graph.division.sequence import Found
 from ortflow.workflow.graph.ir.edit import dims_of
+from ortflow.workflow.graph.rules.facts import Facts
+from ortflow.workflow.graph.rules.sequence import Found
 
 Behind = Sequence[int | None]
 """Sizes of the axes behind the tokens; None for one that varies."""

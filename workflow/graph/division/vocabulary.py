@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ortflow.workflow.graph.division.cut import Cut, Reblock, Unsupported
 from ortflow.workflow.graph.division.divisible_layers import Weights, cut_of_scores
-from ortflow.workflow.graph.division.division_plan import Plan
-from ortflow.workflow.graph.division.facts import Facts
-from ortflow.workflow.graph.division.spread import Spread
+from ortflow.workflow.graph.rules.cut import Cut, Reblock, Unsupported
+from ortflow.workflow.graph.rules.division_plan import Plan
+from ortflow.workflow.graph.rules.facts import Facts
+from ortflow.workflow.graph.rules.spread import Spread
 
 LEAST = 64
 """Number of rows from which on a table is worth dividing."""

@@ -98,6 +98,7 @@ def prune(graph: onnx.GraphProto) -> None:
 
 
 def drop_unread_inputs(graph: onnx.GraphProto) -> None:
-    """Remove inputs that nothing reads: ONNX Runtime would copy them to the host, which a CUDA graph cannot contain."""
+    """Remove inputs that nothing reads."""
+    # ONNX Runtime would copy them to the host, which a CUDA graph cannot contain.
     read = {value.name for value in graph.output}.union(*map(walk.inputs, graph.node))
     replace(graph.input, [value for value in graph.input if value.name in read])

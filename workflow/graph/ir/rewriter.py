@@ -157,14 +157,12 @@ class Rewriter(Writer):
             self.graph.value_info.append(self._described[value])
 
     def describe_like(self, value: str, other: str) -> None:
-        """Describe a value by the shape of another that is known to be equal.
-
-        ONNX Runtime lets a node write over its input only if both have the same names of axes.
-        """
+        """Describe a value by the shape of another that is known to be equal."""
         if value in self.outputs:
             return
         for stale in [description for description in self.graph.value_info if description.name == value]:
             self.graph.value_info.remove(stale)
+        # ONNX Runtime lets a node write over its input only if both have the same names of axes.
         described = self.graph.value_info.add()
         described.CopyFrom(self._described[other])
         described.name = value

@@ -1,7 +1,7 @@
 """The type and shape of every value of a graph for a batch of given shapes, node by node. Pure.
 
-Extends onnx's inference: follows sizes that nodes compute, and knows the operators of ONNX Runtime and of ortflow.
-Unknown values are left out.
+Extends onnx's inference: follows sizes that nodes compute, and knows the operators of ONNX Runtime and of ortflow by
+their rules. Unknown values are left out.
 """
 
 from __future__ import annotations
@@ -16,33 +16,15 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.collective import OPERATOR, Kind, channel_of, kind_of
 from ortflow.workflow.graph.ir.shapes import LARGE
 from ortflow.workflow.graph.memory.branches import branches_of, conditions_of
 from ortflow.workflow.graph.memory.peak_memory import BYTES, axes_of, length
+from ortflow.workflow.graph.operators.families import SIZES, Trait, having
+from ortflow.workflow.graph.rules.size import Type
 
-Shape = tuple[int, ...]
-Type = tuple[int, Shape]
-"""Element type and shape."""
 HALF = ".half"
 """Suffix of the name of a value that is stored in half precision."""
-_WARP, _WARPS, _BLOCKS, _ROWS_A_WARP = 32, 8, 528, 4
-"""Of a kernel that sums its results: as in operators.c."""
-_PRODUCTS = frozenset(["FusedMatMul", "Product"])
-_ROTARY = frozenset(["Rotary", "RotaryGrad"])
-_LIKE: Mapping[str, tuple[int, ...]] = {
-    # operator -> for each output the input that has the same shape
-    "BiasGelu": (0,), "ColumnSums": (), "Conv": (), "FastGelu": (0,), "Gelu": (0,), "GeluGrad": (0,), "QuickGelu": (0,),
-    "Softmax": (0,), "SoftmaxGrad": (0,), "SoftmaxGrad_13": (0,), "LayerNormalization": (0,),
-    "LayerNormalizationGrad": (0,), "SimplifiedLayerNormalization": (0,), "BatchNormalization": (0,),
-    "GroupNormalization": (0,), "InstanceNormalization": (0,),
-}  # fmt: skip
-_COMPUTED = frozenset([
-    "Add", "And", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Expand", "Gather", "Greater", "Identity",
-    "Less", "Max", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "Or", "Range", "ReduceMax", "ReduceProd", "ReduceSum",
-    "Reshape", "Slice", "Split", "Squeeze", "Sub", "Unsqueeze", "Where",
-])  # fmt: skip
-"""Operators with which graphs compute sizes."""
+_COMPUTED = having(Trait.GIVES_SIZES)
 
 
 def concrete(
@@ -128,7 +110,7 @@ class _Inference:
             if name in self._declared:
                 self.describe(self._declared[name])
             if (name not in self.types and (shared_type := self._shared(name)) is not None) or (
-                own_domain and name not in self.types and (shared_type := self._by_rule(node, place)) is not None
+                own_domain and name not in self.types and (shared_type := _by_rule(node, place, self.types)) is not None
             ):
                 self.types[name] = shared_type
 
@@ -215,60 +197,7 @@ class _Inference:
         ends = {attribute.name: attribute.i for attribute in node.attribute}
         return np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
 
-    def _by_rule(self, node: onnx.NodeProto, place: int) -> Type | None:
-        input_types = [self.types.get(name) for name in node.input]
-        if node.op_type == OPERATOR and input_types and input_types[0] is not None:
-            return _exchanged(node, input_types[0]) if place == 0 else (TensorProto.FLOAT, ())
-        if node.op_type == "Shards" and place == 0:
-            return TensorProto.FLOAT, (1,)  # the token that orders the nodes
-        if node.op_type == "CrossEntropy" and place == 1 and len(input_types) > 1 and input_types[1] is not None:
-            return input_types[1][0], input_types[1][1][:1]  # one sum per row of scores
-        if node.op_type == "FusedSums" and place == len(node.output) - 1:
-            flags = {flag.name: flag.i for flag in node.attribute if flag.type == onnx.AttributeProto.INT}
-            summed = self.types.get(node.output[flags["summed"]])
-            return _sums(summed[1], flags["lanes"]) if summed is not None else None
-        if node.op_type in _PRODUCTS and place == 0 and len(input_types) > 1:
-            return _product(node, input_types[0], input_types[1])
-        if node.op_type in _ROTARY and input_types and input_types[0] is not None:
-            return input_types[0][0], _rotated(node, input_types[0][1])
-        template = _LIKE.get(node.op_type, ())
-        return input_types[template[place]] if place < len(template) and template[place] < len(input_types) else None
 
-
-def _sums(shape: Shape, lanes: int) -> Type:
-    """Type of the sums of a fused group over its rows, of which each warp has its own; see operators.c."""
-    rows, width = math.prod(shape[:-1]), shape[-1]
-    tiles = -(-width // (_WARP * (lanes if width % lanes == 0 else 1)))
-    chunks = max(1, min(_BLOCKS // max(tiles, 1), -(-rows // (_WARPS * _ROWS_A_WARP))))
-    return TensorProto.FLOAT, (chunks * _WARPS, width)
-
-
-def _rotated(node: onnx.NodeProto, shape: Shape) -> Shape:
-    """Shape of a rotated value: heads and tokens are swapped if it has tokens first."""
-    swaps = any(flag.name == "tokens_first" and flag.i for flag in node.attribute)
-    return (shape[0], shape[2], shape[1], *shape[3:]) if swaps else shape
-
-
-def _exchanged(node: onnx.NodeProto, input_type: Type) -> Type:
-    """Type of what a collective makes; gathered and scattered along the first axis."""
-    kind, (_, parts) = kind_of(node), channel_of(node)
-    if kind == Kind.ALL_GATHER:
-        return input_type[0], (input_type[1][0] * parts, *input_type[1][1:])
-    return (
-        (input_type[0], (input_type[1][0] // parts, *input_type[1][1:])) if kind == Kind.REDUCE_SCATTER else input_type
-    )
-
-
-def _product(node: onnx.NodeProto, left_type: Type | None, other: Type | None) -> Type | None:
-    """Shape of A times B, each transposed in its last two axes if the node's attributes say so."""
-    if left_type is None or other is None or min(len(left_type[1]), len(other[1])) < 2:
-        return None
-    set_ = {attribute.name: attribute.i for attribute in node.attribute if attribute.type == onnx.AttributeProto.INT}
-    a, b = (
-        (*shape[:-2], shape[-1], shape[-2]) if set_.get(name) else shape
-        for name, shape in (("transA", left_type[1]), ("transB", other[1]))
-    )
-    try:
-        return left_type[0], (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
-    except ValueError:
-        return None
+def _by_rule(node: onnx.NodeProto, place: int, types: Mapping[str, Type]) -> Type | None:
+    rule = SIZES.get(node.op_type)
+    return None if rule is None else rule(node, place, types)

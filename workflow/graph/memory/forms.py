@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import onnx
 
 from ortflow.workflow.graph.memory.branches import conditions_of
-from ortflow.workflow.graph.memory.concrete import Type, followed
+from ortflow.workflow.graph.memory.concrete import followed
+from ortflow.workflow.graph.rules.size import Type
 
 
 @dataclass(frozen=True)

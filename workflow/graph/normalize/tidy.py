@@ -64,9 +64,8 @@ def constant_of(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def cast_like_to_cast(model: onnx.ModelProto) -> None:
-    """Replace CastLike by Cast, in place: ONNX Runtime would differentiate with respect to the input that gives the
-    type.
-    """
+    """Replace CastLike by Cast, in place."""
+    # ONNX Runtime would differentiate with respect to the input that gives the type.
     if not any(node.op_type == "CastLike" for node in model.graph.node):
         return
     types = shapes.value_types(model)

@@ -15,10 +15,10 @@ from onnx import TensorProto
 
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, replace
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import drop_unread_inputs, prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.optimize.constants import fold_constants
 from ortflow.workflow.graph.optimize.counts import counts_on_device
@@ -114,7 +114,8 @@ def _sums_rows(
 
 
 def _normalizes_batch(node: onnx.NodeProto, context: Context) -> bool:
-    """Whether the node is a BatchNormalization in training mode; the CUDA provider supports it only up to opset 13."""
+    """Whether the node is a BatchNormalization in training mode."""
+    # The CUDA provider supports it only up to opset 13.
     return bool(
         not node.domain
         and node.op_type == "BatchNormalization"
@@ -192,7 +193,8 @@ REDESCRIBED = (normalize_batch, pad_evenly, join_in_parts)
 
 
 def rows_by_product(w: Replacement) -> None:
-    """ReduceSum over the last axis as a product with ones: cuBLAS takes an eighth of the time of cuDNN's reduction."""
+    """ReduceSum over the last axis as a product with ones."""
+    # cuBLAS takes an eighth of the time of cuDNN's reduction.
     one = onnx.numpy_helper.from_array(np.ones(1, np.float32))
     length = w("Shape", w.node.input[0], start=-1)
     ones = w("ConstantOfShape", w("Concat", length, w.ints(1), axis=0), value=one)

@@ -199,10 +199,8 @@ def _is_copyable(node: onnx.NodeProto, constants: Mapping[str, np.ndarray]) -> b
 
 
 def _drop_again(edit: Editor, value: str, mask: str, ratio: np.ndarray, output: str) -> None:
-    """What Dropout makes of a value with a known mask; the same bits as from ONNX Runtime's CPU kernel.
-
-    The division comes first: behind the mask, ONNX Runtime would move it into a product that follows.
-    """
+    """What Dropout makes of a value with a known mask; the same bits as from ONNX Runtime's CPU kernel."""
+    # The division comes first: behind the mask, ONNX Runtime would move it into a product that follows.
     scaled = edit("Div", value, edit.constant(np.float32(1) - np.float32(ratio)))
     edit("Mul", scaled, edit.cast(mask), output=output)
 
@@ -224,10 +222,8 @@ def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto], r
 
 
 def _gate(edit: Editor, gradient: str) -> str:
-    """A Boolean that is available when the gradient is.
-
-    ONNX Runtime runs nodes as early as it can and merges equal nodes, so a copy must read something that the first pass
-    does not have.
-    """
+    """A Boolean that is available when the gradient is."""
+    # ONNX Runtime runs nodes as early as it can and merges equal nodes, so a copy must read something that the first
+    # pass does not have.
     flat = edit("Reshape", gradient, edit.ints(-1))
     return edit("IsNaN", edit("Slice", flat, edit.ints(0), edit.ints(1)))

@@ -13,6 +13,7 @@ import onnx
 
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.names import is_made_up
+from ortflow.workflow.graph.operators.families import POSSIBLE_WEIGHTS, WEIGHTS, Trait, having
 
 SINES = "a table of sines and cosines"
 _POSITIONS, _FREQUENCIES = 33, 1024
@@ -22,48 +23,11 @@ _VIEWS = frozenset(
     ["Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Expand", "Slice", "Tile"]
 )
 
-# Inputs that are weights whenever they are initializers.
-_WEIGHT_INPUTS: dict[str, Collection[int]] = {
-    "MatMul": (0, 1),
-    "Gemm": (0, 1, 2),
-    "Conv": (1, 2),
-    "ConvTranspose": (1, 2),
-    "Einsum": range(64),
-    "LayerNormalization": (1, 2),
-    "SimplifiedLayerNormalization": (1,),
-    "GroupNormalization": (1, 2),
-    "InstanceNormalization": (1, 2),
-    "RMSNormalization": (1,),
-    "BatchNormalization": (1, 2),
-    "PRelu": (1,),
-    "LSTM": (1, 2, 3, 7),
-    "GRU": (1, 2, 3),
-    "RNN": (1, 2, 3),
-    "Gather": (0,),
-    "GatherElements": (0,),
-    "GatherND": (0,),
-    "FusedMatMul": (0, 1),
-    "BiasGelu": (1,),
-    "FastGelu": (1,),
-    "SkipLayerNormalization": (2, 3, 4),
-    "SkipSimplifiedLayerNormalization": (2, 3),
-}
 _STATE_INPUTS = (3, 4)
 _RECURRENT = ("LSTM", "GRU", "RNN")
-# Inputs that may be a parameter, but also a mask, a scale or a table.
-_OPEN_INPUTS: dict[str, Collection[int]] = {
-    "Add": (0, 1),
-    "Sub": (0, 1),
-    "Mul": (0, 1),
-    "Div": (0, 1),
-    "Concat": range(1 << 16),
-    "Where": (1, 2),
-    "ScatterND": (0, 2),
-    "ScatterElements": (0, 2),
-}
-TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
+TABLES = having(Trait.LOOKS_UP)
 """Operators that look up rows of their first input by the indices in their second."""
-_LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "Einsum"})
+_LINEAR = having(Trait.LINEAR)
 
 # Usual names of buffers; the last part of the name, in lower case.
 _BUFFER = re.compile(
@@ -100,7 +64,7 @@ def in_training(node: onnx.NodeProto) -> bool:
 
 def is_weight(node: onnx.NodeProto, place: int) -> bool:
     """Whether an initializer at this input is a weight, whatever its name."""
-    return place in _WEIGHT_INPUTS.get(node.op_type, ())
+    return place in WEIGHTS.get(node.op_type, ())
 
 
 def is_product(node: onnx.NodeProto, place: int) -> bool:
@@ -117,7 +81,7 @@ def is_placeholder(node: onnx.NodeProto, name: str, values: np.ndarray) -> bool:
 
 def is_open(node: onnx.NodeProto, place: int) -> bool:
     """Whether an initializer at this input may be a weight, depending on its name and values."""
-    return place in _OPEN_INPUTS.get(node.op_type, ())
+    return place in POSSIBLE_WEIGHTS.get(node.op_type, ())
 
 
 def is_bias(node: onnx.NodeProto, place: int, shape: tuple[int, ...], producers: dict[str, onnx.NodeProto]) -> bool:

@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import attributes_of, import_domain, replace
-from ortflow.workflow.graph.ir.element_types import HALVES
+from ortflow.workflow.graph.rules.precision import HALVES
 from ortflow.workflow.graph.shards.fetch_nodes import TOKEN, Rewrite, fetched_name, rename, sizes_as_constants
 from ortflow.workflow.graph.shards.layer_groups import Layer
 from ortflow.workflow.graph.shards.program import GRADIENT, Fetch, Program, Send, Shape

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.replacement import attribute
 from ortflow.workflow.graph.memory.concrete import concrete
+from ortflow.workflow.graph.operators.families import COSTS
 
 TRAFFIC = 8
 """Operations that moving one element counts as: an estimate for current processors."""
@@ -71,21 +71,8 @@ class Costs:
 
     def flops(self, node: onnx.NodeProto) -> int:
         """Multiplications and additions of a product, a convolution or a recurrent layer."""
-        result = self.elements(node.output[0]) if node.output else 0
-        if node.op_type in ("FusedMatMul", "MatMul") and self.dims(node.input[0]):
-            return 2 * result * self.dims(node.input[0])[-2 if attribute(node, "transA", 0) else -1]
-        if node.op_type == "Gemm" and self.dims(node.input[0]):
-            return 2 * result * self.dims(node.input[0])[0 if attribute(node, "transA", 0) else -1]
-        if node.op_type in ("Conv", "ConvTranspose") and self.dims(node.input[1]):
-            weight = self.dims(node.input[1])
-            larger = result if node.op_type == "Conv" else self.elements(node.input[0])
-            return 2 * larger * math.prod(weight[1:])
-        if node.op_type in ("GRU", "LSTM", "RNN"):
-            rows = math.prod(self.dims(node.input[0])[:2])
-            return 2 * rows * (self.elements(node.input[1]) + self.elements(node.input[2]))
-        if node.op_type == "Einsum":
-            return 2 * max(self.elements(name) for name in (*node.input, *node.output))
-        return 0
+        rule = COSTS.get(node.op_type)
+        return 0 if rule is None else rule(node, self)
 
 
 def costs_for(model: onnx.ModelProto, batch: Mapping[str, Sequence[int]]) -> Costs:

@@ -18,12 +18,10 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.order import needed_by
+from ortflow.workflow.graph.operators.families import Trait, having
 
 WHERE = "parallel.cuts"
-HEAVY = frozenset(
-    {"Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "If", "LSTM", "Loop", "MatMul", "RNN"}
-    | {"RotaryEmbedding", "STFT", "Scan"}
-)
+HEAVY = having(Trait.HEAVY)
 """Operators that are computed once."""
 DRAWING = frozenset({"Bernoulli", "Dropout", "Multinomial"})
 """Operators that draw from ONNX Runtime's generator: a second run would draw other numbers."""

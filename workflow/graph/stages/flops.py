@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 import onnx
 
 from ortflow.workflow.graph.memory.concrete import concrete
+from ortflow.workflow.graph.operators.families import EXACT, UNCOUNTED
 from ortflow.workflow.graph.stages.costs import KnownCosts
-
-_UNCOUNTED = frozenset({"Attention", "Einsum", "Loop", "Scan"})
-"""Operators whose products have no exact rule."""
 
 
 def flops_in(graph: onnx.ModelProto, batch: Mapping[str, Sequence[int]]) -> int | None:
@@ -21,13 +19,10 @@ def flops_in(graph: onnx.ModelProto, batch: Mapping[str, Sequence[int]]) -> int 
     types = concrete(graph, batch)
     costs, total = KnownCosts(types), 0
     for node in graph.graph.node:
-        if node.op_type in _UNCOUNTED or any(flag.HasField("g") for flag in node.attribute):
+        if node.op_type in UNCOUNTED or any(flag.HasField("g") for flag in node.attribute):
             return None
-        if node.op_type in _WITH_RULE:
+        if node.op_type in EXACT:
             if any(name and name not in types for name in (*node.input, *node.output)):
                 return None
             total += costs.flops(node)
     return total
-
-
-_WITH_RULE = frozenset({"Conv", "ConvTranspose", "FusedMatMul", "GRU", "Gemm", "LSTM", "MatMul", "RNN"})

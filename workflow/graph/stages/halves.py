@@ -16,8 +16,8 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import replace
-from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import needed_by, prune
+from ortflow.workflow.graph.memory.element_types import element_types
 from ortflow.workflow.graph.stages.cut import DRAWING, HEAVY
 
 _VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})

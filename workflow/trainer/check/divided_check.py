@@ -68,8 +68,9 @@ class DividedCheck:
         """Run the check, unless one with the same keys of all ranks has passed before. `keys` are on rank 0.
 
         Raises UserError, equal on all ranks of a replica, if a gradient is wrong. Any error ends the run: what it moved
-        stays moved, because a GPU writes only after messages for which the other rank may have no answer.
+        stays moved.
         """
+        # A GPU would write it back only after messages for which the other rank may have no answer.
         key = hashlib.sha256(" ".join(keys).encode()).hexdigest() if keys is not None else ""
         if self._ranks.world.broadcast_object(keys is not None and has_passed(key)):
             return

@@ -11,7 +11,7 @@ from ortflow.launchers.batch.current_job import CurrentJob, Fate, ignore_signals
 from ortflow.launchers.batch.in_job import supervise
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.mpi import kind_of
-from ortflow.launchers.supervision.attempt import Attempt
+from ortflow.launchers.supervision.attempt import Attempt, RankCommand
 from ortflow.manifests.local import Mpi, environment, settings
 from ortflow.workflow.errors import EXIT_USER
 from ortflow.workflow.run.rundir import RunDir
@@ -69,7 +69,8 @@ class Ranks:
         own = {**settings(spec, self._run.root, number, mpi), "ORTFLOW_LAUNCHER": GridEngine.launcher}
         # Hydra would start the ranks through qrsh.
         outer = {name: value for name, value in variables.items() if name != "PE_HOSTFILE"}
-        return Attempt(self._run, number, self._launch, environment(own, outer, os.getcwd()), spec.world_size, kind)
+        command = RankCommand(self._run, number, self._launch, environment(own, outer, os.getcwd()))
+        return Attempt(command, spec.world_size, kind)
 
     def lead(self, spec: RunSpec) -> float:
         return LEAD
