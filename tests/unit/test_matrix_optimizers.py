@@ -105,7 +105,7 @@ def test_layouts_without_whole_tensors_are_refused(rule: str, more: dict[str, An
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
 def test_gpus_that_have_whole_models_have_everything(rule: str, ranks: int, precision: str) -> None:
     train = {
         "steps": 100, "optimizer": RULES[rule], "average": {"name": "ema"}, "precision": precision,
