@@ -104,7 +104,7 @@ class CapturedGraph:
         feed = self._placed(inputs)
         if feed is not None:
             block = self._block_of(shapes)
-            if self._in_place(inputs, feed, dict(zip(shapes, block.tensors, strict=True))) is not None:
+            if block is not None and self._fills(block, inputs, feed, shapes):
                 if self._lends:
                     return dict(zip(shapes, block.lend(), strict=True))
                 copies = self._graph.memory_of(shapes)
@@ -114,8 +114,12 @@ class CapturedGraph:
         self._apart(inputs, gradients)
         return gradients
 
-    def _block_of(self, shapes: Mapping[str, torch.Size]) -> Block:
-        """The memory that the graph writes the gradients to."""
+    def _fills(self, block: Block, inputs: Tensors, feed: dict[str, torch.Tensor], names: Iterable[str]) -> bool:
+        """Run the graph on its memory, into the block; False if `_in_place` does not."""
+        return self._in_place(inputs, feed, dict(zip(names, block.tensors, strict=True))) is not None
+
+    def _block_of(self, shapes: Mapping[str, torch.Size]) -> Block | None:
+        """The memory that the graph writes the gradients to; None if it is captured for other sizes."""
         block = self._block
         if block is not None and block.in_use:
             # Gradients are added up over several calls, or held: from now on they are copied.
@@ -123,8 +127,9 @@ class CapturedGraph:
             if self.captured:
                 self._repeated.forget()
                 note_forgotten(self)
-        # Other sizes than before come only until the graph is captured: it reads inputs of one size.
         if block is None or block.shapes != tuple(shapes.values()):
+            if self.captured:
+                return None
             block = self._block = Block([*shapes.values()], torch.float32, self._stream.device)
         return block
 

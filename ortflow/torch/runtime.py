@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -15,6 +17,9 @@ from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.runtime_check.remember import runtime_here
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.sessions.settings import Settings, merged
+
+if TYPE_CHECKING:
+    from ortflow.workflow.device.cuda import Captured
 
 _LEGACY_STREAM = 1
 """CUDA's name of the default stream, on which PyTorch computes: ONNX Runtime takes 0 for "make a stream"."""
@@ -72,4 +77,13 @@ def _gpu(place: Place, own_stream: bool) -> Device:
     cuda = cuda_runtime()
     # CUDA cannot capture its default stream.
     stream = None if own_stream else place.stream or _LEGACY_STREAM
-    return CudaDevice(cuda, cuda.describe(place.index), precision=place.precision, stream=stream)
+    gpu = cuda.describe(place.index)
+    return CudaDevice(cuda, gpu, precision=place.precision, stream=stream, captured=_captured_on(place.index))
+
+
+@functools.cache
+def _captured_on(index: int) -> weakref.WeakSet[Captured]:
+    """The captured work on a GPU, whatever its stream and precision."""
+    # All sessions of a process allocate from one arena. A captured graph of any of them has values, in between, where
+    # a session that is opened later has its constants: each opening must discard all of them.
+    return weakref.WeakSet()

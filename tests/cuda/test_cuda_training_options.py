@@ -134,16 +134,19 @@ def texts(count: int) -> list[list[MicroBatch]]:
 
 
 @pytest.mark.xfail(
-    reason="fp16 is refused: the loss of a skipped step is NaN in one of two trainers (H200)", strict=False
+    reason="fp16 is refused until this has passed on a GPU with both trainers on one device", strict=False
 )
 @pytest.mark.parametrize("rule", RUNS)
 def test_overflows_of_fp16_change_nothing_and_steps_resume_between_them_bit_for_bit(
     cuda: Runtime, rule: str, tmp_path: Path
 ) -> None:
     graphs, spec = half_precision(tmp_path, rule, "fp16")
+    # One for both, as in a run. Opening the second trainer's sessions must discard what the first one has captured,
+    # which writes where their constants are, and the two streams of two devices would use the arena at the same time.
+    device = CudaDevice(cuda, cuda.describe(0), precision="fp16")
 
     def trainer() -> tuple[GraphTrainer, list[str]]:
-        return trainer_for(CudaDevice(cuda, cuda.describe(0), precision="fp16"), graphs, spec)
+        return trainer_for(device, graphs, spec)
 
     opened, log = trainer()
     passes = opened.parts.passes
@@ -155,6 +158,7 @@ def test_overflows_of_fp16_change_nothing_and_steps_resume_between_them_bit_for_
     for batches in steps[:PART]:
         before, frozen = state_of(opened), frozen_of(opened)
         (outcome,) = going.go([batches])
+        assert np.isfinite(outcome.loss), log
         if outcome.overflow:
             overflows += 1
             same(state_of(opened), before)

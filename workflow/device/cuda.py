@@ -39,7 +39,11 @@ class Captured(Protocol):
 
 
 class CudaDevice:
-    """One GPU. `precision` is as in `train.precision`; fp32 products use TF32 only with `tf32`."""
+    """One GPU. `precision` is as in `train.precision`; fp32 products use TF32 only with `tf32`.
+
+    Sessions of all devices of a GPU allocate from one arena: where a process has several, whose work is captured, they
+    must share `captured`.
+    """
 
     kind = "cuda"
 
