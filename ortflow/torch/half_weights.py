@@ -48,7 +48,7 @@ class HalfWeights:
         if not self._stays:
             return Block(shapes, dtype, device).lend()
         block = self._block
-        if block is None or block.shapes != tuple(shapes) or block.tensors[0].device != device:
+        if block is None or block.shapes != tuple(shapes) or block.device != device:
             block = self._block = Block(shapes, dtype, device)
         # The backward pass of an earlier call reads the weights of that call, which may have changed since.
         return Block(shapes, dtype, device).lend() if block.in_use else block.lend()

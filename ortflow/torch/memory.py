@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 import weakref
 from collections.abc import Sequence
@@ -80,17 +82,19 @@ class Block:
         self.shapes = tuple(shapes)
         step = ALIGNMENT // dtype.itemsize
         sizes = [-(-math.prod(shape) // step) * step for shape in shapes]
-        self._starts = [sum(sizes[:place]) for place in range(len(sizes))]
-        self._flat = torch.empty(sum(sizes) or step, dtype=dtype, device=device)
-        self.tensors = self._divided(self._flat)
-        """For the owner of the block."""
+        *self._starts, size = itertools.accumulate(sizes, initial=0)
+        self._flat = torch.empty(size or step, dtype=dtype, device=device)
         self._lent: weakref.ref[_Memory] | None = None
 
     @property
-    def address(self) -> int:
-        """Of the first tensor."""
-        address: int = self._flat.data_ptr()
-        return address
+    def device(self) -> torch.device:
+        """Where the memory is."""
+        return self._flat.device
+
+    @functools.cached_property
+    def tensors(self) -> list[torch.Tensor]:
+        """For the owner of the block."""
+        return self._divided(self._flat)
 
     @property
     def in_use(self) -> bool:
