@@ -14,6 +14,7 @@ from google.protobuf.message import DecodeError, Message
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.external import Stored, check_memory, load_external_data
+from ortflow.workflow.graph.file.marks import forget_marks
 from ortflow.workflow.graph.file.structure import check_structure, check_valid
 from ortflow.workflow.graph.file.tensors import check_tensors
 from ortflow.workflow.system.files import read_whole
@@ -42,6 +43,7 @@ def read_stored(path: Path) -> tuple[onnx.ModelProto, dict[str, Stored]]:
     if not _is_text(model):
         raise UserError(f"{_NO_ONNX}: a name in it is not text", where=location, fix=_EXPORT)
     check_structure(model, location)
+    forget_marks(model)
     stored = load_external_data(model, path.parent, location)
     check_tensors(model, location)
     check_valid(model, location)
