@@ -433,3 +433,12 @@ def test_short_lists_of_measurements_are_not_filled_up_with_zeros(tmp_path: Path
         check_inputs(Dataset.open(path), taken, {}, Limits(), **kinds)
     check_inputs(Dataset.open(path), taken, {}, Limits(pad_value={"x": 0.0}), **kinds)
     check_inputs(Dataset.open(path), [BatchInput("x", "float32", (None, None))], {}, Limits(), **kinds)
+
+
+def test_a_vector_of_a_table_s_columns_is_named_as_the_way(tmp_path: Path) -> None:
+    """Else each of the columns is refused in turn, and nothing says that a list of them becomes one vector."""
+    dataset = write_batches(tmp_path / "set.arrow", {"a": np.zeros(4, np.float32), "b": np.zeros(4, np.float32)})
+    vector, scalar = data("x", (None, 2), "float32"), data("x", (None,), "float32")
+    assert faults(dataset, [vector])[0].endswith("name one of: a, b, or of a table several, [A, B]")
+    assert faults(dataset, [scalar])[0].endswith("name one of: a, b")
+    assert faults(dataset, [vector], {"x": "a"})[0].endswith("or several of a table: {x: [A, B]}")
