@@ -198,13 +198,20 @@ class _Sizes:
 
     def _infer(self, node: onnx.NodeProto, scope: _Scope) -> _Scope:
         """Infer the types of a node's outputs; an output whose type cannot be inferred has none."""
-        inputs = {name: scope[name] for name in node.input if name in scope}
-        types = {name: value.type for name, value in inputs.items() if value.type is not None}
         schema = self._schema(node)
-        with_graphs = bool(node.attribute) and any(walk.subgraphs(node))
-        if schema is None or with_graphs or not types.keys() >= walk.inputs(node):
+        types: dict[str, onnx.TypeProto] = {}
+        data = {}
+        is_known = schema is not None and not (node.attribute and any(walk.subgraphs(node)))
+        for name in node.input if is_known else ():
+            value = scope.get(name)
+            if value is not None and value.type is not None:
+                types[name] = value.type
+                if value.array is not None:
+                    data[name] = numpy_helper.from_array(value.array)
+            elif name:
+                is_known = False
+        if schema is None or not is_known:
             return {name: _Value(None) for name in node.output if name}
-        data = {n: numpy_helper.from_array(value.array) for n, value in inputs.items() if value.array is not None}
         if data:
             inferred = self._types(schema, node, types, data)
             return {name: _Value(inferred.get(name)) for name in (*filter(None, node.output), *inferred)}
