@@ -65,7 +65,7 @@ programs_with_torch() { # a lane of its own: behind the exports it was the last,
   ORTFLOW_PART=$(part 7) attempt prove judged prove tests/integration/test_prove.py -m 'torch and not chaos' # the others ran with the whole runs
 }
 
-yield_cores() { # as FEW_CORES in tests/support/project.py
+yield_cores() { # as MPICH's part of FEW_CORES in tests/support/project.py
   export MPIR_CVAR_{ALLREDUCE,BARRIER,BCAST,REDUCE}_POSIX_INTRA_ALGORITHM=mpir
 }
 
