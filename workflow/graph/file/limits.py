@@ -16,11 +16,11 @@ import numpy as np
 import onnx
 import psutil
 from onnx import TensorProto, defs, helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.tensors import FLOATS, ITEM_BYTES, RANK, check_rank
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.node_value import value_of
 
 LARGEST = 256 << 20
 """Largest value that is computed from constants alone, in bytes."""
@@ -340,12 +340,10 @@ def _of_shape(node: onnx.NodeProto, value: _Value) -> np.ndarray:
 def _computed(
     node: onnx.NodeProto, output: str, inputs: Mapping[str, np.ndarray | None], versions: dict[str, int]
 ) -> np.ndarray | None:
-    """Evaluate a node with small results by ONNX's reference implementation; None if its inputs do not fit it."""
-    reads, makes = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, [output]))
+    """Evaluate a node with small results; None if its inputs do not fit it."""
     try:
-        graph = helper.make_graph([node], "node", reads, makes)
         with np.errstate(all="ignore"):
-            result = np.asarray(ReferenceEvaluator(graph, versions).run(None, dict(inputs))[0])
+            result = value_of(node, output, inputs, versions)
     except Exception:  # noqa: BLE001 - the node is untrusted, and the evaluator passes on numpy's exceptions
         return None
     return result if result.size <= RANK * SMALL else None
