@@ -19,6 +19,7 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.compose_products import PRODUCTS
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import vector_jacobian_product
+from ortflow.workflow.graph.file.marks import forget_marks
 from ortflow.workflow.graph.file.read import read_model
 from ortflow.workflow.graph.file.structure import check_structure, check_valid
 from ortflow.workflow.graph.file.tensors import FLOATS, check_tensors
@@ -137,6 +138,7 @@ def _copy(model: onnx.ModelProto | str | os.PathLike[str]) -> onnx.ModelProto:
             fix = "load the model with its external data, or give its file"
             raise UserError(f"the values of {owner} are in another file", where="model", fix=fix)
     check_structure(copy, "model")
+    forget_marks(copy)
     check_tensors(copy, "model")
     check_valid(copy, "model")
     return copy

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import filecmp
+import os
 import signal
 import sys
 from pathlib import Path
@@ -14,6 +16,14 @@ sys.path.append(str(Path(__file__).resolve().parent / "support"))  # where no co
 from costs import pytest_runtest_makereport
 
 __all__ = ["pytest_configure", "pytest_runtest_makereport"]
+
+# Threads of OpenBLAS, which numpy starts when it is imported, spin for 30 ms behind each product. Commands of tests are
+# users': they start as many as there are cores, unless the test says otherwise.
+if "OPENBLAS_NUM_THREADS" not in os.environ:
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"
+    with contextlib.suppress(ImportError):
+        import numpy  # noqa: F401
+    del os.environ["OPENBLAS_NUM_THREADS"]
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

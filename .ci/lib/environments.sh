@@ -2,11 +2,12 @@
 environments=${ORTFLOW_CACHE:-$HOME/.cache/ortflow}/ci/environments
 environments_limit=20000 # MiB: one whole run uses 9,000
 
-find_python() { # VERSION…: the first of them that runs
+# A distribution builds CPython with a profile, pyenv without: an import and a run then take a tenth more of the processor.
+find_python() { # VERSION…: the first of them that runs, and makes environments (Debian's needs python3-venv for it)
   local version candidate
   for version; do
-    for candidate in "python$version" "$HOME/.pyenv/versions/$version".*/bin/python; do
-      if "$candidate" -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
+    for candidate in "/usr/bin/python$version" "python$version" "$HOME/.pyenv/versions/$version".*/bin/python; do
+      if "$candidate" -c "import sys, ensurepip; sys.exit('%d.%d' % sys.version_info[:2] != '$version')" 2>/dev/null; then
         command -v "$candidate" && return
       fi
     done

@@ -34,6 +34,8 @@ def _savings(profile: Profile) -> Iterator[tuple[float, str]]:
     ):
         seconds = sum(rank.outside.get(kind, 0.0) for rank in ranks)
         yield seconds / wall, f"{kind} takes {seconds / wall:.0%} of the window: {fix}."
+    if profile.queued:
+        return
     rows = profile.rows()
     yield from _between(profile, rows)
     yield from _operators(profile, [row for row in rows if row.kind == "operator" and row.calls])

@@ -15,6 +15,8 @@ from ortflow.workflow.run.operator_records import RUN
 EXCHANGES = frozenset({"Collective", "Shards"})
 """Operators that call other ranks: their time is that of the collectives."""
 Record = Mapping[str, Any]
+QUEUED_BY = "CUDAExecutionProvider"
+"""What records the time in which the host queued an operator: ONNX Runtime does not wait for the GPU at each."""
 
 
 @dataclass
@@ -38,8 +40,8 @@ class Row:
 
     @property
     def rate(self) -> tuple[float, str] | None:
-        """Operations or bytes a second."""
-        if not self.seconds:
+        """Operations or bytes a second; None where the time is not that of the computation."""
+        if not self.seconds or self.by == QUEUED_BY:
             return None
         if self.flops:
             return self.flops / self.counted, "FLOP/s"
@@ -91,6 +93,11 @@ class Profile:
     """Of the model in a step over all ranks, by the planner's rules; None if unknown."""
     complete: bool
     """Whether all ranks have recorded the window to its end."""
+
+    @property
+    def queued(self) -> bool:
+        """Whether the times of operators are those in which the host queued them on a GPU."""
+        return any(row.get("by") == QUEUED_BY for row in self.nodes)
 
     @property
     def wall(self) -> float:
@@ -156,6 +163,7 @@ class Profile:
         return {
             "first": self.first, "steps": self.steps, "from": self.planned[0], "to": self.planned[1],
             "ranks": len(self.ranks), "world_size": self.world_size, "complete": self.complete,
+            "queued": self.queued,
             "seconds": self.wall, "clock_error": self.clock_error, "flops_per_step": self.flops,
             "mfu": self.mfu, "peak": None if self.peak is None else {"flops": self.peak[0], "of": self.peak[1]},
             "limits": None if self.limits is None else {"flops": self.limits[0], "bytes": self.limits[1]},

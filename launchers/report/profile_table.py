@@ -17,6 +17,8 @@ def head(profile: Profile) -> str:
         missing.append(f"{profile.world_size - len(profile.ranks)} of {profile.world_size} ranks have no step")
     if not profile.nodes:
         missing.append("no operators were recorded")
+    if profile.queued:
+        missing.append("operators have the time in which the host queued them, and the GPU computes them later")
     if profile.clock_error is not None and len(profile.ranks) > 1:
         missing.append(f"clocks agree within {1e6 * profile.clock_error:.0f} us")
     if profile.mfu is not None and profile.peak is not None:

@@ -27,6 +27,7 @@ from ortflow.launchers.slurm.jobs import (
 )
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.launchers.slurm.runner import Answer, Runner, Settings, run_here
+from ortflow.launchers.slurm.site import listed, read_config
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.run.rundir import RunDir
 from ortflow.workflow.system.clock import SYSTEM_CLOCK, Clock
@@ -217,11 +218,17 @@ class Slurm(scheduler.Scheduler[Job]):
         match = re.search(r"(\d+)\.(\d+)", self._read("sbatch", "--version").out)
         return (int(match[1]), int(match[2])) if match else (0, 0)
 
-    def longest_array(self) -> int | None:
-        """How many tasks an array may have (MaxArraySize); None if unknown."""
-        answer = self._run(["scontrol", "show", "config"], SETTINGS, GLANCE)
-        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", answer.out, re.MULTILINE)
-        return int(match[1]) if match else None
+    def longest_array(self) -> tuple[int, str] | None:
+        """How many tasks an array may have, and the setting that says so; None if unknown."""
+        settings = read_config(self._run(["scontrol", "show", "config"], SETTINGS, GLANCE).out)
+        limits = {
+            "MaxArraySize": settings.get("MaxArraySize", ""),
+            # Lower than MaxArraySize, which then is a limit of the tasks' numbers alone (slurm.conf(5)).
+            "max_array_tasks in SchedulerParameters": listed(settings, "SchedulerParameters").get(
+                "max_array_tasks", ""
+            ),
+        }
+        return min(((int(text), name) for name, text in limits.items() if text.isdigit()), default=None)
 
     def starts_with(self, kind: str) -> bool:
         """Whether srun can load the plug-in of --mpi=KIND here."""

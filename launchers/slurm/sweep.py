@@ -72,9 +72,9 @@ def check_length(runs: int, slurm: Slurm) -> None:
         longest = slurm.longest_array()
     except OrtflowError:
         return
-    if longest is not None and runs > longest:
+    if longest is not None and runs > longest[0]:
         raise UserError(
-            f"--set asks for {runs} runs, and a job array of this Slurm has at most {longest} (MaxArraySize)",
+            f"--set asks for {runs} runs, and a job array of this Slurm has at most {longest[0]} ({longest[1]})",
             fix="give fewer values, or submit several sweeps",
         )
 

@@ -64,7 +64,8 @@ def convert_table(path: Path, output: Path, shard_samples: int | None, force: bo
 def _column(column: Mapping[str, Any]) -> str:
     parts = [column["kind"]]
     if column["minimum"] is not None:
-        parts.append(f"{column['minimum']:g} to {column['maximum']:g}")
+        low, high = (end if isinstance(end, str) else f"{end:g}" for end in (column["minimum"], column["maximum"]))
+        parts.append(f"{low} to {high}")
     if "mean" in column:
         parts.append(f"mean {column['mean']:.4g}")
     if "lengths" in column:

@@ -47,12 +47,27 @@ def clamp(original: Function) -> Function:
     def replacement(input: Any, min: Any = None, max: Any = None, **options: Any) -> Any:
         import torch
 
+        min, max = _of_one_type(min, max)
         if not (isinstance(min, torch.Tensor) and isinstance(max, torch.Tensor) and input.is_floating_point()):
             return original(input, min, max, **options)
         between = torch.minimum(torch.maximum(input, min), max)
         return torch.where(min == max, torch.where(input < min, min, torch.where(input > max, max, input)), between)
 
     return replacement
+
+
+def clamp_in_place(original: Function) -> Function:
+    """`Tensor.clamp_`, whose bounds may be an integer and a number."""
+
+    def replacement(input: Any, min: Any = None, max: Any = None) -> Any:
+        return original(input, *_of_one_type(min, max))
+
+    return replacement
+
+
+def _of_one_type(low: Any, high: Any) -> tuple[Any, Any]:
+    # PyTorch 2.15 cannot export bounds of two types.
+    return (float(low), float(high)) if {type(low), type(high)} == {int, float} else (low, high)
 
 
 def deviation(variance: Function) -> Function:

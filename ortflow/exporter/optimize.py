@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import count
 from typing import Any
 
 from ortflow.workflow.errors import UserError
 
 _ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
+_LIMITING = frozenset({"Clip", "Max", "Min", "Relu"})
 _RANDOM = frozenset({"Dropout", "Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
 
 
@@ -48,7 +49,7 @@ def optimize(program: Any, protected: Collection[str]) -> None:
                 f"onnxscript cannot optimize the exported model: {error}",
                 fix="give the sizes of axes that forward splits: leave them out of dynamic_shapes",
             ) from error
-        values |= _hide_near_identities(model)
+        values |= _hide(model, [*_near_identities(model.graph), *_bounds_apart(model.graph)])
         # Small: the weights are inputs.
         before = ir.serde.serialize_model(model)
         marks = _mark_random_nodes(model)
@@ -77,11 +78,8 @@ def _dangling(graph: Any) -> bool:
     return any(id(value) not in produced for value in (*read, *graph.outputs))
 
 
-def _hide_near_identities(model: Any) -> dict[str, Any]:
-    """Turn constants that the optimizer would wrongly treat as 0 or 1 into inputs; returns their values by name.
-
-    And those of random nodes: onnxscript 0.7 draws a Bernoulli of constants once, and the drawn numbers are a constant.
-    """
+def _hide(model: Any, operands: Iterable[tuple[Any, int]]) -> dict[str, Any]:
+    """Turn constants that are operands of nodes into inputs; returns their values by name."""
     import onnx_ir as ir
 
     graph = model.graph
@@ -90,20 +88,86 @@ def _hide_near_identities(model: Any) -> dict[str, Any]:
     fresh: Iterator[str] = (name for i in count() if (name := f"constant_{i}") not in used_names)
     hidden: dict[int, Any] = {}
     values = {}
-    for node in [node for node in graph.all_nodes() if node.domain == "" and node.op_type in _ARITHMETIC | _RANDOM]:
-        for place, value in enumerate(node.inputs[:1] if _is_random(node) else node.inputs):
-            if value is None or value.const_value is None:
-                continue
-            if not _is_random(node) and not near_identity(value.const_value):
-                continue
-            if id(value) not in hidden:
-                name = next(fresh)
-                new = ir.Value(name=name, type=value.type, shape=value.const_value.shape)
-                values[name] = value.const_value
-                graph.inputs.append(new)
-                hidden[id(value)] = new
-            node.replace_input_with(place, hidden[id(value)])
+    for node, place in operands:
+        value = node.inputs[place]
+        if id(value) not in hidden:
+            name = next(fresh)
+            new = ir.Value(name=name, type=value.type, shape=value.const_value.shape)
+            values[name] = value.const_value
+            graph.inputs.append(new)
+            hidden[id(value)] = new
+        node.replace_input_with(place, hidden[id(value)])
     return values
+
+
+def _near_identities(graph: Any) -> list[tuple[Any, int]]:
+    """Constants that the optimizer would wrongly treat as 0 or 1, by node and place.
+
+    And those of random nodes: onnxscript 0.7 draws a Bernoulli of constants once, and the drawn numbers are a constant.
+    """
+    return [
+        (node, place)
+        for node in graph.all_nodes()
+        if node.domain == "" and node.op_type in _ARITHMETIC | _RANDOM
+        for place, value in enumerate(node.inputs[:1] if _is_random(node) else node.inputs)
+        if value is not None and value.const_value is not None
+        if _is_random(node) or near_identity(value.const_value)
+    ]
+
+
+def _bounds_apart(graph: Any) -> list[tuple[Any, int]]:
+    """Constant bounds of nodes that limit a value to a range in which nothing of the value's own range lies.
+
+    onnxscript 0.7.2 merges such limits: a value from -2 to -1 that is then limited to 1 to 2 became -1 in place of 1.
+    """
+    ranges: dict[int, tuple[float, float]] = {}
+    apart: dict[tuple[int, int], tuple[Any, int]] = {}
+    for node in graph.all_nodes():
+        limits = _limits(node)
+        if limits is None:
+            continue
+        value, low, high = limits
+        own_low, own_high = ranges.get(id(value), (-math.inf, math.inf))
+        if low > own_high or high < own_low:
+            # Where the node has no constants, as a Relu, those of the one before it are hidden.
+            for limiting in (node, value.producer()):
+                for place in _constants(limiting):
+                    apart[id(limiting), place] = (limiting, place)
+        ranges[id(node.outputs[0])] = min(max(own_low, low), high), min(max(own_high, low), high)
+    return [*apart.values()]
+
+
+def _limits(node: Any) -> tuple[Any, float, float] | None:
+    """The value that a node limits to a range of constants, and the range; None if it does not."""
+    if node.domain != "" or node.op_type not in _LIMITING or not node.inputs or node.inputs[0] is None:
+        return None
+    places = _constants(node)
+    numbers = {place: node.inputs[place].const_value.numpy() for place in places}
+    if not all(array.size and array.dtype.kind == "f" for array in numbers.values()):
+        return None
+    if node.op_type == "Relu":
+        return node.inputs[0], 0.0, math.inf
+    if node.op_type == "Clip":
+        low, high = (numbers.get(place) for place in (1, 2))
+        if len(places) < sum(value is not None for value in node.inputs[1:]):
+            return None
+        return (
+            node.inputs[0],
+            -math.inf if low is None else float(low.max()),
+            math.inf if high is None else float(high.min()),
+        )
+    others = [value for place, value in enumerate(node.inputs) if place not in places]
+    if len(others) != 1 or not places:
+        return None
+    bounds = [float(end) for array in numbers.values() for end in (array.min(), array.max())]
+    return (others[0], max(bounds), math.inf) if node.op_type == "Max" else (others[0], -math.inf, min(bounds))
+
+
+def _constants(node: Any) -> list[int]:
+    """The places of a limiting node's operands that are constants."""
+    if node is None or node.domain != "" or node.op_type not in _LIMITING:
+        return []
+    return [place for place, value in enumerate(node.inputs) if value is not None and value.const_value is not None]
 
 
 def _is_random(node: Any) -> bool:

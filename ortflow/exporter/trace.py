@@ -167,6 +167,7 @@ def _compositions() -> Iterator[tuple[Any, str, Any]]:
         yield owner, "roll", sizes.roll(owner.roll)
         for name in ("clamp", "clip"):
             yield owner, name, limits.clamp(getattr(owner, name))
+            yield owner, f"{name}_", limits.clamp_in_place(getattr(owner, f"{name}_"))
         yield owner, "cumprod", running_product
         yield owner, "slogdet", log_determinant
         yield owner, "angle", limits.angle(owner.angle)

@@ -26,14 +26,17 @@ def test_a_profile_on_a_gpu(project: Project, precision: str) -> None:
     calm = project.run(f"calm-{precision}", **settings)
     run_dir = project.run(f"profile-{precision}", monitor__profile={"from": 10, "to": 19}, **settings)
     assert curve(run_dir) == curve(calm), logs(run_dir)
+    printed = ""
     for arguments in (["profile", run_dir.name], ["profile", run_dir.name, "--json"]):
         done = subprocess.run(
             [*ORTFLOW, *arguments], cwd=project.folder, env=environment(), capture_output=True, text=True, check=False
         )
-        print(done.stdout)
+        printed += done.stdout
         assert done.returncode == 0, done.stderr
     numbers = json.loads(done.stdout)
     assert numbers["complete"]
+    assert numbers["queued"]
+    assert "the host queued them" in printed
     assert sum(row["seconds"] for row in numbers["operators"]) == pytest.approx(numbers["seconds"], rel=0.05)
     assert any(
         "Product" in row["name"] or "MatMul" in row["name"] or "Gemm" in row["name"] for row in numbers["operators"]

@@ -6,11 +6,13 @@ import contextlib
 import mmap
 import os
 import re
+import resource
 import shutil
 import stat
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -151,6 +153,34 @@ def test_a_dead_start_loses_what_came_behind_its_beginning(ranks: Ranks) -> None
     assert sweep(ranks.folder) == left
     assert before.exists()
     assert other.exists()
+    assert ranks.records() == []
+
+
+@contextlib.contextmanager
+def room(size: int) -> Iterator[None]:
+    """A write that passes this size of a file ends there, as in a full /dev/shm."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_folder_leaves_no_half_of_a_record(ranks: Ranks) -> None:
+    """Such a record would be ignored, and nothing that its rank leaves be removed."""
+    with room(10):
+        start = ranks.start()
+    assert start.descriptor == -1
+    assert list(ranks.folder.iterdir()) == []
+    start = ranks.start()
+    (record,) = ranks.records()
+    left = ranks.segment("sm_segment.host.0.abcd0001.1")
+    with room(record.stat().st_size + 5):
+        start.done()
+    assert sweep(ranks.folder) == []  # alive
+    ranks.die(start)
+    assert sweep(ranks.folder) == [left.name]
     assert ranks.records() == []
 
 

@@ -75,7 +75,8 @@ class Login:
             path.mkdir(parents=True)
         _environment(login.home / "venv")
         with tarfile.open(fileobj=io.BytesIO(own_code().archive())) as archive:
-            archive.extractall(login.installed, filter="data")
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)  # none before CPython 3.11.4
+            archive.extractall(login.installed)
         for name in ("host", "laptop/key", "laptop/stranger"):
             subprocess.run(
                 ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / name)], check=True, timeout=30

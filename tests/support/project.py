@@ -27,10 +27,12 @@ ORTFLOW = [sys.executable, "-m", "ortflow"]
 FEW_CORES = {
     "MPIR_CVAR_ENABLE_HEAVY_YIELD": "1",
     **{f"MPIR_CVAR_{call}_POSIX_INTRA_ALGORITHM": "mpir" for call in ("ALLREDUCE", "BARRIER", "BCAST", "REDUCE")},
+    "OPENBLAS_NUM_THREADS": "1",
 }
-"""Settings of MPICH with which waiting ranks yield the core. In collective calls within a node they do not by default:
-a run of four ranks on two cores then takes five times as long, and three times the processor time (MPICH 5.0). Sums
-add in another order: not for tests that compare bits with a run without these settings."""
+"""Settings with which what waits yields the core. Ranks of MPICH in collective calls within a node do not by default:
+a run of four ranks on two cores then takes five times as long, and three times the processor time (MPICH 5.0). Nor do
+threads of numpy's OpenBLAS for 30 ms behind each product, and starting them takes 17 ms of each process. Sums add in
+another order: not for tests that compare bits with a run without these settings."""
 MPICH_SUMS = {name: "auto" for name in FEW_CORES if name.endswith("ALGORITHM")}
 """MPICH's own choice of sums, as in users' runs, where a test's environment has `FEW_CORES`."""
 

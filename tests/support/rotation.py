@@ -7,6 +7,10 @@ pytest -m "chaos or not chaos" FILE      # all
 Of tests with the mark `rotates`, pytest runs all cases, and .ci/run a fifth:
 
 ORTFLOW_CASES=1/5 pytest FILE            # every fifth case of a test, from the second on, and at least one
+
+Of tests that run a second time, on another ONNX Runtime and CPython, .ci/run runs a seventh:
+
+ORTFLOW_AGAIN=1/7 pytest FILE            # every seventh test of a file, from the second on, and at least one
 """
 
 from __future__ import annotations
@@ -22,6 +26,8 @@ import pytest
 T = TypeVar("T")
 PART = os.environ.get("ORTFLOW_PART", "")
 CASES = os.environ.get("ORTFLOW_CASES", "")
+AGAIN = os.environ.get("ORTFLOW_AGAIN", "")
+"""Another N than that of `CASES`, whose K is that of the same tree: else some cases would never run."""
 ROTATED = pytest.StashKey[bool]()
 OTHERS = (pytest.mark.chaos, pytest.mark.skipif("ORTFLOW_CHAOS" in os.environ, reason="not in a short round"))
 """Marks of the cases that a plain pytest and a short round of the chaos tests leave out."""
@@ -60,7 +66,7 @@ def places(count: int, part: str) -> range:
     return range(first, count, every)
 
 
-def left_out(groups: Sequence[str | None], part: str = CASES) -> set[int]:
+def left_out(groups: Sequence[str | None], part: str = CASES, variable: str = "ORTFLOW_CASES") -> set[int]:
     """Places of the cases that another part has.
 
     Parameters
@@ -72,7 +78,7 @@ def left_out(groups: Sequence[str | None], part: str = CASES) -> set[int]:
     """
     if not part:
         return set()
-    first, every = parsed(part, "ORTFLOW_CASES")
+    first, every = parsed(part, variable)
     members: defaultdict[str, list[int]] = defaultdict(list)
     for place, group in enumerate(groups):
         if group is not None:
@@ -94,17 +100,24 @@ def parsed(part: str, variable: str = "ORTFLOW_PART") -> tuple[int, int]:
 
 @pytest.hookimpl(trylast=True)  # of what -m and -k have left
 def rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the cases of tests marked `rotates` that another part has. Several conftest files may call it.
+    """Deselect the cases of tests marked `rotates`, and the tests of each file, that another part has.
+
+    Several conftest files may call it.
 
     Where durations are recorded, the longest files then come first.
     """
     if config.stash.get(ROTATED, False):
         return
     config.stash[ROTATED] = True
-    skipped = left_out([_group_of(item) for item in items])
+    _leave_out(config, items, left_out([_group_of(item) for item in items]))
+    files = [item.nodeid.partition("::")[0] for item in items]
+    _leave_out(config, items, left_out(files, AGAIN, "ORTFLOW_AGAIN"))
+    longest_first.order(items, longest_first.recorded_seconds())
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item], skipped: set[int]) -> None:
     config.hook.pytest_deselected(items=[items[place] for place in skipped])
     items[:] = [item for place, item in enumerate(items) if place not in skipped]
-    longest_first.order(items, longest_first.recorded_seconds())
 
 
 def _group_of(item: pytest.Item) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -297,6 +298,50 @@ class Clamped(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.clamp(-1, 1) + (x.clamp(-1, 1).sign() - x.clamp(-1, 1)).detach()
+
+
+class Limited(nn.Module):
+    """One value limited several times."""
+
+    def __init__(self, limit: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.limit = nn.Linear(8, 8), limit
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.layer(x)
+        return self.limit(hidden) + hidden
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        lambda x: x.clamp(-1, 1).clamp(-1, 1),
+        lambda x: x.clamp(0.5, 0.5),
+        lambda x: x.clamp(1, -1),
+        # onnxscript's optimizer merges these into the wrong one.
+        lambda x: x.clamp(-2, -1).clamp(1, 2),
+        lambda x: x.clamp(-2.0, -1.0).clamp(1.0, 2.0),
+        lambda x: x.clamp(-2, -1).relu(),
+        lambda x: x.relu().clamp(-2, -1),
+        lambda x: x.clamp(max=-1).clamp(min=1),
+        lambda x: F.hardtanh(F.hardtanh(x, -2, -1), 1, 2),
+        lambda x: x.clamp(-2, -1).clamp(1, 2).clamp(3, 4),
+        # PyTorch's exporter takes no bounds of two types.
+        lambda x: x.clamp(-1, 0.5),
+        lambda x: torch.clip(x, 0.5, 2),
+        lambda x: (x * 1).clamp_(-1, 0.5),
+    ],
+    ids=[
+        "equal bounds", "one number", "crossed", "apart", "apart as floats", "apart, relu", "relu, apart",
+        "apart one-sided", "apart hardtanh", "three", "mixed", "mixed clip", "mixed in place",
+    ],
+)  # fmt: skip
+def test_a_value_is_limited_as_in_pytorch(limit: Callable[[torch.Tensor], torch.Tensor], tmp_path: Path) -> None:
+    """The comparison with PyTorch covers the output and the gradient."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        export(Limited(limit), tmp_path / "model.onnx", torch.randn(4, 8))
+    onnx.checker.check_model(onnx.load(tmp_path / "model.onnx"))
 
 
 class Angle(nn.Module):

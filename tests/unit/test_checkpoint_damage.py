@@ -12,6 +12,7 @@ from checkpoints import INDEX, Rejections, changed, newest_whole, progress_of, s
 
 from ortflow.workflow.checkpoint.load import load, load_newest
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, digest, mark
+from ortflow.workflow.checkpoint.reshape import merge, reshape
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout
 from ortflow.workflow.checkpoint.verify import verify
@@ -181,7 +182,9 @@ def test_no_memory_is_allocated_for_missing_data(store: DirectoryStore) -> None:
 
 
 @pytest.mark.parametrize("key", ["data_offsets", "dtype", "shape", "name"])
-def test_a_header_that_differs_from_the_manifest(store: DirectoryStore, key: str) -> None:
+def test_a_header_that_differs_from_the_manifest(
+    store: DirectoryStore, key: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """Other programs read the header: a file is damaged if it says something else, although its hash is right."""
     path = store.place(20) / "rank-0001.safetensors"
     data = path.read_bytes()
@@ -203,6 +206,11 @@ def test_a_header_that_differs_from_the_manifest(store: DirectoryStore, key: str
     )
     claim(store, replace(manifest, files=files))
     assert [fault.path for fault in verify(store, 20)] == [path]
+    for written in ("merged.safetensors", "reshaped"):
+        out = tmp_path_factory.mktemp("out") / written
+        with pytest.raises(Damaged, match=r"rank-0001\.safetensors"):
+            merge(store, 20, out) if written.startswith("merged") else reshape(store, 20, 3, DirectoryStore(out))
+        assert not out.exists()
     assert_passed_over(store, path.name)
 
 

@@ -36,12 +36,13 @@ def check(
     ignore_index: int | None = None,
     pad_value: Mapping[str, float] | None = None,
     truths: Sequence[str] = (),
+    signs: Sequence[str] = (),
     counts: Sequence[str] = (),
     classes: Sequence[str] = (),
     sequences: Mapping[str, LabelSequences] | None = None,
     **changed: Any,
 ) -> tuple[Feed, ...]:
-    limits = Limits(bounds or {}, ignore_index, pad_value, truths, classes, counts, sequences or {})
+    limits = Limits(bounds or {}, ignore_index, pad_value, truths, signs, classes, counts, sequences or {})
     options: dict[str, Any] = {"micro_batch": 2, "smaller_batch": False, "key_path": "data.train"} | changed
     return check_inputs(dataset, inputs, columns or {}, limits, **options)
 
@@ -251,6 +252,42 @@ def test_float_labels_of_a_binary_cross_entropy_are_probabilities(
         assert mentions(reported, "sample 4500 … column 'x'", str(value), "0 to 1", "model.loss.kind")
 
 
+@pytest.mark.parametrize("stored", ["float32", "float64", "float16"])
+@pytest.mark.parametrize(("value", "fits"), [(1.0, True), (0.5, False), (-1.0, False), (2.0, False), (np.nan, True)])
+def test_labels_of_a_hinge_loss_are_0_and_1(stored: str, value: float, fits: bool, tmp_path: Path) -> None:
+    """Between, the loss is a constant without a gradient."""
+    values = np.zeros(5000, stored)
+    values[4500] = value
+    dataset = write_batches(tmp_path / "set.arrow", {"x": values})
+    label = data("x", (None,), "float32", "label")
+    if fits:
+        assert check(dataset, [label], signs=["x"])
+    else:
+        reported = faults(dataset, [label], signs=["x"])[0]
+        assert mentions(reported, f"sample 4500 … column 'x' holds {value}", "'x' are 0 or 1", "model.loss.kind")
+
+
+@pytest.mark.parametrize("role", ["data", "label"])
+@pytest.mark.parametrize("kind", ["fixed", "variable", "slice"])
+@pytest.mark.parametrize("nothing", [np.nan, np.inf])
+def test_a_column_without_a_number_is_refused(
+    role: Literal["data", "label"], kind: str, nothing: float, tmp_path: Path
+) -> None:
+    values = np.full((5000, 2), nothing, np.float32)
+    columns, shape = {"x": "x"}, (None, 2)
+    if kind == "slice":
+        values[:, 1], columns, shape = 1, {"x": "x[:1]"}, (None, 1)
+    stored = {"x": ragged(values.tolist(), "float32") if kind == "variable" else values}
+    dataset = write_batches(tmp_path / "set.arrow", stored)
+    reported = faults(dataset, [data("x", shape, "float32", role)], columns)
+    assert len(reported) == 1
+    assert mentions(reported[0], str(tmp_path / "set.arrow"), "column 'x' holds nothing but NaN and infinity")
+    # One row is enough to train on.
+    values[4990] = 1
+    stored = {"x": ragged(values.tolist(), "float32") if kind == "variable" else values}
+    assert check(write_batches(tmp_path / "one.arrow", stored), [data("x", shape, "float32", role)], columns)
+
+
 def test_the_padding_of_probabilities_is_one(tmp_path: Path) -> None:
     dataset = write_batches(tmp_path / "set.arrow", {"x": ragged([[1.0, 0.0], [1.0]])})
     label = data("x", (None, None), "float32", "label")
@@ -396,3 +433,12 @@ def test_short_lists_of_measurements_are_not_filled_up_with_zeros(tmp_path: Path
         check_inputs(Dataset.open(path), taken, {}, Limits(), **kinds)
     check_inputs(Dataset.open(path), taken, {}, Limits(pad_value={"x": 0.0}), **kinds)
     check_inputs(Dataset.open(path), [BatchInput("x", "float32", (None, None))], {}, Limits(), **kinds)
+
+
+def test_a_vector_of_a_table_s_columns_is_named_as_the_way(tmp_path: Path) -> None:
+    """Else each of the columns is refused in turn, and nothing says that a list of them becomes one vector."""
+    dataset = write_batches(tmp_path / "set.arrow", {"a": np.zeros(4, np.float32), "b": np.zeros(4, np.float32)})
+    vector, scalar = data("x", (None, 2), "float32"), data("x", (None,), "float32")
+    assert faults(dataset, [vector])[0].endswith("name one of: a, b, or of a table several, [A, B]")
+    assert faults(dataset, [scalar])[0].endswith("name one of: a, b")
+    assert faults(dataset, [vector], {"x": "a"})[0].endswith("or several of a table: {x: [A, B]}")

@@ -183,6 +183,12 @@ def test_a_newer_format_is_refused(tmp_path: Path) -> None:
         Dataset.open(write_arrow(tmp_path / "set.arrow", batch))
 
 
+def test_a_version_that_is_not_text(tmp_path: Path) -> None:
+    batch = pa.record_batch({"x": pa.array([1])}).replace_schema_metadata({b"ortflow.version": b"\xff2"})
+    with pytest.raises(UserError, match=r"is of version \\xff2 of the format"):
+        Dataset.open(write_arrow(tmp_path / "set.arrow", batch))
+
+
 def test_shards_must_agree(tmp_path: Path) -> None:
     numbered(tmp_path / "a.arrow", 3)
     write_batches(tmp_path / "b.arrow", {"number": np.arange(3, dtype=np.int32)})

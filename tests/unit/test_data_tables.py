@@ -214,6 +214,33 @@ def test_columns_that_cannot_fill_an_input(text: str, column: str, parts: list[s
     assert mentions(str(caught.value), *parts)
 
 
+@pytest.mark.parametrize(
+    ("field", "parts"),
+    [
+        ({"columns": ["words"], "type": "number"}, ["fields[0].type", "'words' holds text by the file"]),
+        ({"columns": ["n*"], "type": "text"}, ["fields[0].type", "'number' holds integer", "classes: sorted"]),
+        ({"columns": ["hole"], "standardize": True}, ["fields[0].standardize", "'hole' has no mean", "NaN"]),
+        ({"columns": ["hole"], "missing": "mean"}, ["fields[0].missing", "'hole' has no mean", "NaN or infinite"]),
+        ({"columns": ["endless"], "standardize": True}, ["fields[0].standardize", "'endless' has no mean"]),
+    ],
+)  # fmt: skip
+def test_what_columns_of_parquet_do_not_have(field: dict[str, Any], parts: list[str], tmp_path: Path) -> None:
+    """One NaN would make all samples NaN; and a type that is stated would be ignored."""
+    columns = {"words": ["1.5", "x"], "number": [1, 2], "hole": [1.0, float("nan")], "endless": [1.0, float("inf")]}
+    parquet.write_table(pa.table(columns), tmp_path / "t.parquet")
+    with pytest.raises(UserError) as error:
+        opened(tmp_path / "t.parquet", fields=[field])
+    assert mentions(str(error.value), *parts)
+
+
+def test_a_missing_value_inside_a_list_is_named_by_its_row(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"x": [[1, 2], [], [3, None]]}), tmp_path / "t.parquet")
+    samples = opened(tmp_path / "t.parquet")
+    with pytest.raises(UserError) as error:
+        samples.read_ragged("x", np.array([0, 2]))
+    assert mentions(str(error.value), "t.parquet, row 2", "missing value inside the list 'x'")
+
+
 def test_a_class_that_training_does_not_have_is_named(tmp_path: Path) -> None:
     train = written(tmp_path / "train.csv", "y\ncat\nowl\n")
     held_out = written(tmp_path / "eval.csv", "y\ncat\ncat\neel\n")
@@ -254,6 +281,19 @@ def test_json_lines(tmp_path: Path) -> None:
         opened(bad)
     assert mentions(str(caught.value), "line 2", "'x'", "line 3", "object", "line 4", "JSON", "3 of 5 rows")
     assert opened(bad, bad_rows=0.7).read("n", np.arange(2)).tolist() == [1, 2.5]
+
+
+def test_what_a_bad_line_of_json_leaves_good(tmp_path: Path) -> None:
+    """Lines are only looked at one by one if one is bad: the others must then be what they are without it."""
+    good = [{"id": 2**70, "user": {"age": 7}}, {"id": 5, "user": None}, {"id": 1.5, "user": {}}]
+    bad = [{"id": "x", "user": {}}, {"id": 6, "user": 3}]
+    for number, lines in enumerate((good, [*good, *bad])):
+        path = written(tmp_path / f"{number}.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+        samples = opened(path, bad_rows=0.5)
+        assert samples.read("id", np.arange(len(samples))).tolist() == [2.0**70, 5.0, 1.5]
+    assert [line.partition(": ")[2] for line in samples.table.bad_rows] == [
+        "has 'x' as 'id', which is number in other lines", "has 3 as 'user', which is a structure in other lines",
+    ]  # fmt: skip
 
 
 def test_several_files_are_one_table(tmp_path: Path) -> None:

@@ -94,6 +94,16 @@ def test_the_file_is_valid_and_says_what_it_guessed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["net.onnx", "net.yaml", "set.arrow"]
 
 
+def test_missing_truth_values_become_their_mean(tmp_path: Path) -> None:
+    rows = [f"{row},{('true', 'false', '')[row % 3]},{'ab'[row % 2]}" for row in range(12)]
+    (tmp_path / "set.csv").write_text("\n".join(["age,active,kind", *rows]))
+    samples, made = guess_for(tmp_path / "set.csv", [Array("x", "float32", (2,))], [Array("logits", "float32", (2,))])
+    assert len(samples) == 12
+    assert made.preparation["fields"] == [
+        {"columns": ["age"], "standardize": True}, {"columns": ["active"], "missing": "mean"},
+    ]  # fmt: skip
+
+
 def test_a_table_and_a_folder_of_images(tmp_path: Path) -> None:
     save_model(tmp_path / "net.onnx")
     rows = [

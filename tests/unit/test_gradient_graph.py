@@ -255,3 +255,13 @@ def test_a_missing_file(tmp_path: Path) -> None:
 def test_it_is_loaded_on_first_use() -> None:
     program = "import sys, ortflow; assert 'onnx' not in sys.modules; ortflow.grad; assert 'onnx' in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("marks", [{"sizes": "x"}, {"sizes": '["rows", 1]'}, {"replicas": "zero"}, {"dropout": "-"}])
+def test_marks_of_our_own_passes_in_the_model_are_not_read(marks: Mapping[str, str]) -> None:
+    model = dense()
+    for node in model.graph.node:
+        for key, text in marks.items():
+            node.metadata_props.add(key=f"ortflow.{key}", value=text)
+    made, expected = (ortflow.grad(each, "loss", ["w", "x"]) for each in (model, dense()))
+    assert made.SerializeToString(deterministic=True) == expected.SerializeToString(deterministic=True)

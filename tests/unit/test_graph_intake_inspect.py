@@ -130,6 +130,15 @@ def test_nothing_to_train_names_the_file(path: Path) -> None:
         findings(path)
 
 
+def test_nothing_to_train_lists_what_could_be(path: Path) -> None:
+    """`inspect` refuses such a model as a run does: a message that refers to it would lead in a circle."""
+    names = [tensor.name for tensor in encoder().graph.initializer if tensor.data_type == TensorProto.FLOAT]
+    with pytest.raises(UserError) as caught:
+        findings(path, ParameterPatterns(freeze=["*"]))
+    assert "inspect" not in str(caught.value)
+    assert f"`model.parameters.train`: it has {', '.join(names[:8])}" in str(caught.value)
+
+
 @pytest.fixture
 def app() -> typer.Typer:
     app = typer.Typer()

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.read import read_model
+from ortflow.workflow.graph.ir.stops import stop, stopped_values
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
 
@@ -389,3 +390,29 @@ def test_a_name_of_megabytes(tmp_path: Path, place: str) -> None:
         read_model(path)
     assert mentions(str(caught.value), "'nnnn", "1,000,000 characters")
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("key", ["sizes", "shared_entropy", "replicas", "dropout", "layer", "a_later_one"])
+def test_marks_that_only_passes_write(tmp_path: Path, key: str) -> None:
+    """What a file says under such a key would be taken for a pass's own words."""
+    model = linear()
+    function = helper.make_function(
+        "site", "twice", ["a"], ["b"], [helper.make_node("Add", ["a", "a"], ["b"], "add")],
+        [helper.make_opsetid("", 18)],
+    )  # fmt: skip
+    function.node[0].metadata_props.add(key=f"ortflow.{key}", value="x")
+    model.functions.append(function)
+    for node in model.graph.node:
+        node.metadata_props.add(key=f"ortflow.{key}", value="[3, 3]")
+        node.metadata_props.add(key="pkg.torch.onnx.stack_trace", value="kept")
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    read = read_model(tmp_path / "model.onnx")
+    assert [[prop.value for prop in node.metadata_props] for node in read.graph.node] == [["kept"], ["kept"]]
+    assert not read.functions[0].node[0].metadata_props
+
+
+def test_the_exporter_s_mark_stays(tmp_path: Path) -> None:
+    model = linear()
+    model.graph.node.append(stop("h", "stopped", "stop"))
+    (tmp_path / "model.onnx").write_bytes(model.SerializeToString())
+    assert stopped_values(read_model(tmp_path / "model.onnx").graph) == ["stopped"]

@@ -212,6 +212,24 @@ def test_the_rows_of_a_table_add_up(tmp_path: Path) -> None:
     json.dumps(found.to_json())
 
 
+def test_operators_that_a_host_queues_on_a_gpu_have_no_rate(tmp_path: Path) -> None:
+    lines = records()
+    for rank_lines in lines.values():
+        for line in rank_lines:
+            for row in line.get("rows", ()):
+                row["by"] = "CUDAExecutionProvider"
+    found = of_records(tmp_path, lines)
+    assert found is not None
+    assert "operators have the time in which the host queued them, and the GPU computes them later" in head(found)
+    assert found.to_json()["queued"]
+    assert [row.rate for row in found.rows() if row.kind == "operator"] == [None, None]
+    assert not [text for text in advice(found) if "MatMul" in text or "between operators" in text]
+    on_cpus = of_records(tmp_path, records())
+    assert on_cpus is not None
+    assert not on_cpus.queued
+    assert None not in [row.rate for row in on_cpus.rows() if row.kind == "operator"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "words"),
     [(4.2e-6, "4.2 us"), (0.00123456, "1.23 ms"), (0.0234, "23.4 ms"), (2.345, "2.35 s"), (75.0, "1:15 min")],

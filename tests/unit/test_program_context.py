@@ -346,9 +346,9 @@ for moment in range(100):
         def hook(event, _):
             global left
             if event.startswith(("os.", "shutil.")) or event == "open":
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
                 left -= 1
+                if left == -1:  # os.kill is heard, too
+                    os.kill(os.getpid(), signal.SIGKILL)
         sys.addaudithook(hook)
         save(folder, "second")
         left = -1

@@ -45,7 +45,8 @@ def test_the_archive_is_the_same_for_the_same_files() -> None:
 
 def test_it_runs_by_itself_and_finds_its_launchers(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(own_code().archive())) as archive:
-        archive.extractall(tmp_path / "code", filter="data")
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)  # none before CPython 3.11.4
+        archive.extractall(tmp_path / "code")
     say = (
         "import ortflow.launchers.base as b; print(b.__file__); "
         "print(type(b.find_launcher('slurm')).__module__, b.find_launcher('local').__class__.__name__)"

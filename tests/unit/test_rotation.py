@@ -93,6 +93,26 @@ def test_pytest_leaves_out_the_other_cases(pytester: pytest.Pytester, monkeypatc
     done.stdout.fnmatch_lines(["*test_numbers?1?*", "*test_numbers?4?*", "*test_always*", "*test_other*"])
 
 
+def test_of_what_runs_again_each_file_has_a_part(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what `ORTFLOW_CASES` has left: every test runs under one of the parts of both."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(rotation.__file__).parent))
+    (pytester.path / "conftest.py").write_text(CONFTEST)
+    numbers = "import pytest\n@pytest.mark.{}\n@pytest.mark.parametrize('number', range(7))\ndef test(number): pass\n"
+    pytester.makepyfile(
+        test_long=numbers.format("rotates"), test_plain=numbers.format("filterwarnings"), test_short="def test(): pass"
+    )
+    passed = set()
+    for tree in range(6):
+        monkeypatch.setenv("ORTFLOW_CASES", f"{tree % 2}/2")
+        monkeypatch.setenv("ORTFLOW_AGAIN", f"{tree % 3}/3")
+        done = pytester.runpytest_subprocess("-v", "-p", "no:cacheprovider", "-W", "ignore")
+        tests = {line.split()[0] for line in done.outlines if " PASSED" in line}
+        assert {test.partition("::")[0] for test in tests} == {"test_long.py", "test_plain.py", "test_short.py"}
+        assert len(tests) <= 2 + 3 + 1
+        passed |= tests
+    assert len(passed) == 7 + 7 + 1
+
+
 @pytest.mark.parametrize("file", ["unit/test_zero.py", "integration/test_layouts.py", "gridengine"])
 def test_the_folders_of_tests_rotate(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTFLOW_CASES", "0/3")

@@ -177,6 +177,20 @@ def test_the_longest_array(place: Path) -> None:
         submit(fake, "seed=1..4")
 
 
+@pytest.mark.parametrize(("tasks", "least"), [(2, 2), (5, 3)])
+def test_the_longest_array_of_the_scheduler_s_parameters(place: Path, tasks: int, least: int) -> None:
+    """A lower limit than MaxArraySize, of which tasks may still have any number (slurm.conf(5))."""
+    config = (
+        f"MaxArraySize            = 3\nSchedulerParameters     = bf_continue,max_array_tasks={tasks},sched_interval=9\n"
+    )
+    name = "max_array_tasks in SchedulerParameters" if tasks == least else "MaxArraySize"
+    fake = Fake(config=config)
+    with pytest.raises(UserError, match=rf"4 runs.*at most {least} \({name}\)"):
+        submit(fake, "seed=1..4")
+    assert not fake.jobs
+    assert submit(fake, f"seed=1..{least}") == "slurm://100"
+
+
 def test_a_name_that_is_too_long_with_its_number(place: Path) -> None:
     with pytest.raises(UserError, match=r"^name: a{51}-0 .*at most 50"):
         submit(Fake(), "seed=1..2", overrides=(f"name={'a' * 51}",))

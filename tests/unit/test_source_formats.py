@@ -87,6 +87,10 @@ def test_text_stays_text(folder: Path) -> None:
     [
         ("model.onnx", "a model", "model: {path"),
         ("weights.pt", "PyTorch", "export_for_training"),
+        *(
+            (f"set.{end}", "is data", "ortflow init MODEL --data")
+            for end in ("csv", "jsonl", "npz", "parquet", "arrow")
+        ),
     ],
 )
 @pytest.mark.parametrize("verb", ["run", "validate"])

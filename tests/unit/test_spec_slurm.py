@@ -47,7 +47,7 @@ GOOD: dict[str, list[str]] = {
     ],
     "begin": [
         "now+1hour", "now+60", "22:00", "16:00:30", "4:00 PM", "noon", "tomorrow", "2030-01-31T08:00", "1231",
-        "12/31/30-8:00",
+        "12/31/30-8:00", "Noon", "Now+1Hour", "0:30 AM", "23:59", "12.31.30", "1231-noon", "2030-01-31T8:00",
     ],
     "gres": ["nvme:1", "lustre:1,nvme:big:2", "gres/nvme:1"],
 }  # fmt: skip
@@ -79,9 +79,31 @@ def test_what_slurm_accepts(key: str, text: str) -> None:
         ({"exclude": "node1 node2"}, f"exclude: … nodes … 'node1 node2' … {NODES}"),
         ({"dependency": "afterok:abc"}, f"dependency: … dependency … 'afterok:abc' … {DEPENDENCY}"),
         ({"dependency": "123"}, f"dependency: … dependency … '123' … {DEPENDENCY}"),
-        (
-            {"begin": "soon"},
-            "begin: … now+1hour, 22:00, tomorrow or 2030-01-31T08:00",
+        *(
+            ({"begin": text}, f"begin: … {text!r} … now+1hour, 22:00, tomorrow or 2030-01-31T08:00")
+            for text in (
+                "soon",
+                "elevenses",
+                "22:60",
+                "24:00",
+                "99:99",
+                "16:00:60",
+                "13:00 PM",
+                "1332",
+                "0132",
+                "1301",
+                "13/31",
+                "31/12",
+                "31.12.30",
+                "0/1/30",
+                "12/0/30",
+                "2030-13-31",
+                "2030-01-32",
+                "2030-00-01",
+                "2030-01-31T24:00",
+                "2030-01-31T08:00:61",
+                "1231-25:00",
+            )
         ),
         (
             {"gres": "gpu:"},

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
+import subprocess
 import tarfile
 from pathlib import Path
 
@@ -99,11 +101,55 @@ def test_a_damaged_or_old_index_is_built_again(tmp_path: Path, monkeypatch: pyte
         ({"0.png": b"", "0.cls": b"1", "1.png": b""}, "w", r"sample '1' has no numbers, sample '0' label"),
         ({"0.png": b"", "1.png": b"", "0.cls": b"1"}, "w", r"sample '0' is not in one piece"),
         ({}, "w", r"a\.tar: holds no sample"),
+        ({"0.png": b"", "0.PNG": b""}, "w", r"0\.PNG is in it twice"),
+        (
+            {"0.png": b"", "0.cls": b"9223372036854775808"},
+            "w",
+            r"sample '0' has label 9223372036854775808, which exceeds",
+        ),
+        (
+            {"0.png": b"", "0.json": b'{"id": 18446744073709551616}'},
+            "w",
+            r"sample '0' has id 184.*, which exceeds 64 bits",
+        ),
     ],
 )
 def test_what_is_wrong_in_a_shard_is_named(tmp_path: Path, content: dict[str, bytes], mode: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         opened(write(tmp_path / "set" / "a.tar", content, mode))
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_a_link_is_no_missing_sample(tmp_path: Path, kind: bytes) -> None:
+    shard = write(tmp_path / "set" / "a.tar", members(0))
+    with tarfile.open(shard, "a") as archive:
+        for end in ("png", "cls", "json"):
+            link = tarfile.TarInfo(f"part/0001.{end}")
+            link.type, link.linkname = kind, f"part/0000.{end}"
+            archive.addfile(link)
+    with pytest.raises(UserError, match=r"a\.tar: part/0001\.png is a link; write the files themselves: tar -h"):
+        opened(shard)
+
+
+def test_a_sparse_member_has_other_bytes_at_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "0.png"
+    file.write_bytes(encoded(pixels(0)))
+    os.truncate(file, 1 << 20)
+    shard = tmp_path / "a.tar"
+    subprocess.run(["tar", "--sparse", "-cf", shard, "-C", tmp_path, "0.png"], check=True)
+    with pytest.raises(UserError, match=r"a\.tar: 0\.png is a sparse file"):
+        opened(shard)
+
+
+def test_a_read_that_returns_a_part_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of members over 2 GiB, of which one call returns no more: such a file takes minutes on a loaded machine."""
+    shard = write(tmp_path / "a.tar", members(0, 101))
+    read = os.pread
+    monkeypatch.setattr(os, "pread", lambda descriptor, size, place: read(descriptor, min(size, 7), place))
+    samples = opened(shard)
+    image = pixels(101).transpose(2, 0, 1).astype(np.float32) / np.float32(255)
+    np.testing.assert_array_equal(samples.read("image", np.array([1]))[0], image)
+    assert samples.read("age", np.array([1])).tolist() == [101]
 
 
 def test_a_truncated_shard(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ from pictures import write_classes
 
 from ortflow.workflow.data.augmented import augmented, like_training
 from ortflow.workflow.data.batches import Batches
+from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.draws import Draws
 from ortflow.workflow.data.epoch_positions import Position
+from ortflow.workflow.data.inputs import BatchInput, LabelSequences, Limits
 from ortflow.workflow.data.order import SampleOrder
 from ortflow.workflow.data.samples import Samples
 from ortflow.workflow.data.sources import open_samples
@@ -278,3 +280,65 @@ def test_items_that_are_wrong_in_the_run_file(written: str, message: str) -> Non
         load_run_text(text, "run.yaml")
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def checked(samples: Any, name: str, dtype: str, shape: tuple[int | None, ...], **limits: Any) -> object:
+    label = BatchInput(name, dtype, shape, "label")
+    return check_inputs(
+        samples, [label], {}, Limits(**limits), micro_batch=1, smaller_batch=False, key_path="data.train"
+    )
+
+
+def shifted(folder: Path, by: float, column: str = "x") -> dict[str, Any]:
+    """A function that adds a number."""
+    path = folder / f"shift_{str(by).replace('-', 'm').replace('.', '_')}.py"
+    path.write_text(f"def shift(values, random):\n    return (values + ({by})).astype(values.dtype)\n")
+    return {"function": f"{path}:shift", "column": column}
+
+
+@pytest.mark.parametrize(
+    ("stored", "by", "wanted", "limits"),
+    [
+        (np.array([1, 2, 3]), -1, "int64", {"bounds": {"x": 3}, "classes": ["x"]}),
+        (np.array([-4.0, -2.0], np.float32), 5, "float32", {"counts": ["x"]}),
+        (np.array([-1.0, 0.0], np.float32), 1, "float32", {"signs": ["x"], "truths": ["x"]}),
+        (np.array([np.nan, np.nan], np.float32), 0, "float32", None),
+    ],
+    ids=["classes", "counts", "signs", "nothing"],
+)  # fmt: skip
+def test_what_a_function_makes_is_checked_and_not_what_is_stored(
+    stored: np.ndarray, by: float, wanted: str, limits: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    samples = write_batches(tmp_path / "set.arrow", {"x": stored})
+    if limits is None:
+        (tmp_path / "fill.py").write_text("import numpy\ndef fill(x, random):\n    return numpy.nan_to_num(x)\n")
+        assert checked(changed(samples, {"function": f"{tmp_path}/fill.py:fill", "column": "x"}), "x", wanted, (None,))
+        limits = {}
+    else:
+        assert checked(changed(samples, shifted(tmp_path, by)), "x", wanted, (None,), **limits)
+    with pytest.raises(UserError, match="column 'x' holds"):
+        checked(samples, "x", wanted, (None,), **limits)
+    if by:
+        with pytest.raises(UserError, match="column 'x' holds"):
+            checked(changed(samples, shifted(tmp_path, by), shifted(tmp_path, -by)), "x", wanted, (None,), **limits)
+
+
+def test_sequences_of_classes_that_a_function_makes(tmp_path: Path) -> None:
+    samples = write_batches(tmp_path / "set.arrow", {"x": ragged([[0, 1], [1, 2, 3]])})
+    limits = {"sequences": {"x": LabelSequences(0)}, "bounds": {"x": 5}}
+    with pytest.raises(UserError, match="sample 0 of column 'x' holds 0"):
+        checked(samples, "x", "int64", (None, None), **limits)
+    assert checked(changed(samples, shifted(tmp_path, 1)), "x", "int64", (None, None), **limits)
+    with pytest.raises(UserError, match="sample 1 of column 'x' holds 5"):
+        checked(changed(samples, shifted(tmp_path, 2)), "x", "int64", (None, None), **limits)
+
+
+def test_tokens_that_a_function_changes_are_checked_before_and_behind_masks(tmp_path: Path) -> None:
+    samples = write_batches(tmp_path / "set.arrow", {"tokens": np.full((300, 4), 7)})
+    masks = {"mask_tokens": {"mask_id": 1, "vocabulary": 8, "probability": 0.5, "labels": "labels"}}
+    for name in ("tokens", "labels"):
+        for steps, top in (([shifted(tmp_path, 5, "tokens"), masks], 13), ([masks], 8)):
+            made = changed(samples, *steps)
+            assert checked(made, name, "int64", (None, 4), bounds={name: top}, ignore_index=-100)
+            with pytest.raises(UserError, match=f"holds {top - 1}"):
+                checked(made, name, "int64", (None, 4), bounds={name: top - 1}, ignore_index=-100)

@@ -162,7 +162,7 @@ def _with_value(entry: Entry, stored: Mapping[str, Stored]) -> Entry:
         return entry
     value = np.array(tensor.read())
     if tensor.dtype != entry.dtype:
-        value = as_dtype(as_float32(value, tensor.dtype), entry.dtype)
+        value = as_dtype(as_float32(value, tensor.dtype), entry.dtype, entry.name)
     return replace(entry, value=value)
 
 

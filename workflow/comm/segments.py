@@ -15,6 +15,7 @@ import fcntl
 import json
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -74,7 +75,7 @@ class Start:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(descriptor, self._text().encode())
+            _write(descriptor, self._text())
             os.rename(temporary, self._path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -98,7 +99,7 @@ class Start:
         if self.descriptor >= 0:
             with suppress(OSError):
                 # A single write, and longer than what it overwrites: the record is complete at every moment.
-                os.pwrite(self.descriptor, self._text(mapped=sorted(set(mapped))).encode(), 0)
+                _write(self.descriptor, self._text(mapped=sorted(set(mapped))))
         daemon_files.remove_topologies()
 
     def close(self) -> None:
@@ -107,6 +108,15 @@ class Start:
             self._path.unlink(missing_ok=True)
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _write(descriptor: int, text: str) -> None:
+    """Write a record over a shorter one. Raises OSError without a change if the folder is full."""
+    data = text.encode()
+    # A write to a full folder ends in the middle.
+    if sys.platform == "linux":
+        os.posix_fallocate(descriptor, 0, len(data))
+    os.pwrite(descriptor, data, 0)
 
 
 def sweep(folder: Path = FOLDER) -> list[str]:
@@ -171,7 +181,8 @@ def _records(folder: Path) -> Iterator[_Record]:
                     alive = False
                 except BlockingIOError:
                     alive = True
-                content = json.loads(os.pread(descriptor, 1 << 20, 0))
+                # Zeros are space that is not written yet.
+                content = json.loads(os.pread(descriptor, 1 << 20, 0).rstrip(b"\0"))
                 mapped = content.get("mapped")
                 mapped_names = None if mapped is None else frozenset(mapped)
                 session = str(content.get("session", ""))

@@ -14,7 +14,7 @@ import numpy as np
 from ortflow.workflow.data.documents import MASK
 from ortflow.workflow.data.draws import Draws
 from ortflow.workflow.data.graph_step import GraphStep, graph_step
-from ortflow.workflow.data.samples import Around, Classified, Indices, Samples, part_of
+from ortflow.workflow.data.samples import Around, Classified, Indices, Samples
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.sources.images import IMAGE, LABEL, Images
 from ortflow.workflow.data.sources.pictures import Box
@@ -75,23 +75,37 @@ class Augmented(Around):
         return self.dataset.lengths(self._origin(name))
 
     def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
-        """The samples before the transforms, and the largest and smallest values that transforms add."""
+        """The samples before the transforms, and the largest and smallest values that transforms add.
+
+        What a function or a graph makes is computed for every sample, in this epoch: nothing else says its values.
+        """
         masks = [step for step in self.steps if isinstance(step, Mask) and name in (step.column, step.section.labels)]
         for mask in masks:
             values = mask.extremes(name)
             yield 0, Ragged(values, np.array([0, len(values)]))
-        if any(isinstance(step, (OneHot, Mix)) and name == step.label for step in self.steps):
+        origin = self._origin(name)
+        # Labels of masked tokens are the tokens before.
+        steps = self.steps if origin == name else self.steps[: self.steps.index(masks[0])]
+        computed = [
+            stage
+            for stage, (step, changed) in enumerate(zip(steps, self.changed, strict=False), 1)
+            if isinstance(step, (Function, GraphStep)) and origin in changed
+        ]
+        if computed:
+            stage = computed[-1] if masks else len(self.steps)
+            yield from self._made(origin, stage)
+        elif any(isinstance(step, (OneHot, Mix)) and name == step.label for step in self.steps):
             yield 0, np.eye(*self.columns[name].shape, dtype=np.float32)
-            return
-        if any(isinstance(step, GraphStep) and name in step.outputs for step in self.steps):
-            yield from self._made(name)
-            return
-        yield from self.dataset.scan(self._origin(name))
+        else:
+            yield from self.dataset.scan(origin)
 
-    def _made(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
-        """What graphs make of the samples, in this epoch: nothing says which values they have."""
+    def _made(self, name: str, stage: int) -> Iterator[tuple[int, Array | Ragged]]:
+        """A column after the first `stage` transforms, in this epoch."""
+        column = self.columns[name]
         for first in range(0, len(self), _SCANNED):
-            yield first, part_of(self, name, np.arange(first, min(first + _SCANNED, len(self))))
+            numbers = range(first, min(first + _SCANNED, len(self)))
+            values = [self._value(name, number, stage) for number in numbers]
+            yield first, Ragged.of(values, column.dtype) if column.variable else np.stack(values)
 
     def _origin(self, name: str) -> str:
         """The column of the set that one is made from."""

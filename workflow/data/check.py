@@ -102,12 +102,13 @@ def _feed(dataset: Samples, batch_input: BatchInput, columns: Mapping[str, str],
         raise misfit
     if column is None:
         column_names = list(dataset.columns)
+        several = len(batch_input.shape) == 2 and np.dtype(batch_input.dtype).kind == "f"
         raise UserError(
             f"{dataset.path} has no column {reference.column!r} for input {name!r}",
             where=place,
             fix=_choose(reference.column, column_names)
             if name in columns
-            else f"name one of: {', '.join(column_names)}",
+            else f"name one of: {', '.join(column_names)}" + (", or of a table several, [A, B]" if several else ""),
         )
     if not batch_input.shape:
         raise UserError(f"input {name!r} has no batch axis", fix="export it with one")
@@ -117,7 +118,13 @@ def _feed(dataset: Samples, batch_input: BatchInput, columns: Mapping[str, str],
         or _dtype_fault(dataset, batch_input, reference, limits)
     )
     if fault:
-        raise UserError(fault, where=str(dataset.path), fix="convert the data so that it fits, or map another column")
+        listed = not column.shape and not column.variable and len(batch_input.shape) == 2
+        raise UserError(
+            fault,
+            where=str(dataset.path),
+            fix="convert the data so that it fits, or map another column"
+            + (f", or several of a table: {{{name}: [A, B]}}" if listed else ""),
+        )
     length = batch_input.shape[1] if column.variable else None
     pad = _pad(batch_input, limits)
     return Feed(name, np.dtype(batch_input.dtype), reference, pad, length)

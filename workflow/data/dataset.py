@@ -225,7 +225,7 @@ def _map_shard(file: Path) -> _Shard:
 
 
 def _check_version(schema: pa.Schema) -> None:
-    version = (schema.metadata or {}).get(VERSION_KEY, b"1").decode()
+    version = (schema.metadata or {}).get(VERSION_KEY, b"1").decode(errors="backslashreplace")
     if version != str(VERSION):
         raise UnusableError(f"is of version {version} of the format, this ortflow supports version {VERSION}")
 

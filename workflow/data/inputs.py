@@ -43,6 +43,8 @@ class Limits:
     """Input -> padding value of shorter samples; by default 0, and `ignore_index` for labels."""
     truths: Collection[str] = ()
     """Labels that must be 0 or 1 if they are integers, and from 0 to 1 otherwise."""
+    signs: Collection[str] = ()
+    """Labels that must be 0 or 1, whatever their type."""
     classes: Collection[str] = ()
     """Labels that are numbers of classes, from 0; their bound is the number of classes, if it is known."""
     counts: Collection[str] = ()

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.samples import Samples
-from ortflow.workflow.data.scan import first_outside
+from ortflow.workflow.data.scan import first_outside, has_finite
 from ortflow.workflow.data.schema import Range
 from ortflow.workflow.data.sequences import first_wrong_label
 from ortflow.workflow.errors import UserError
@@ -24,11 +24,19 @@ def check_values(
     """Raise UserError for the first value of an input that is beyond the model's vocabulary, classes or loss."""
     name = batch_input.name
     _check_bound(dataset, batch_input, feed, limits)
+    if not has_finite(dataset, feed.source):
+        raise UserError(
+            f"column {feed.source.column!r} holds nothing but NaN and infinity, and no loss of it is a number",
+            where=str(dataset.path),
+            fix="correct the data, or map another column",
+        )
     # Outside of these ranges, a binary cross-entropy and the Poisson loss have no minimum.
     if name in limits.truths and dataset.columns[feed.source.column].dtype.kind == "f":
         _check_targets(dataset, name, feed, (-ROUNDING, 1 + ROUNDING), "probabilities, 0 to 1")
     if name in limits.counts:
         _check_targets(dataset, name, feed, (0, math.inf), "counts or rates, at least 0")
+    if name in limits.signs:
+        _check_targets(dataset, name, feed, (0, 1), "0 or 1", whole=True)
     _check_sequences(dataset, batch_input, feed, columns, limits)
 
 
@@ -60,8 +68,8 @@ def _check_bound(dataset: Samples, batch_input: BatchInput, feed: Feed, limits: 
     )
 
 
-def _check_targets(dataset: Samples, name: str, feed: Feed, span: Range, targets: str) -> None:
-    outlier = first_outside(dataset, feed.source, span)
+def _check_targets(dataset: Samples, name: str, feed: Feed, span: Range, targets: str, *, whole: bool = False) -> None:
+    outlier = first_outside(dataset, feed.source, span, whole=whole)
     if outlier is not None:
         raise UserError(
             f"{_subject(feed, outlier)}, but {name!r} are {targets}",

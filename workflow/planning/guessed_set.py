@@ -150,12 +150,16 @@ def _rules(columns: Sequence[tuple[str, Summary]]) -> list[dict[str, Any]]:
     numbers = [(name, summary) for name, summary in columns if summary.kind in ("integer", "number")]
     complete = [name for name, summary in numbers if not summary.missing]
     missing = [name for name, summary in numbers if summary.missing]
+    # Without a mean and a deviation, which say nothing of 0 and 1.
+    truths = [name for name, summary in columns if summary.kind == "boolean" and summary.missing]
     text = [name for name, summary in columns if summary.kind == "text"]
     rules: list[dict[str, Any]] = []
     if complete:
         rules.append({"columns": complete, "standardize": True})
     if missing:
         rules.append({"columns": missing, "standardize": True, "missing": "mean"})
+    if truths:
+        rules.append({"columns": truths, "missing": "mean"})
     if text:
         rules.append({"columns": text, "one_hot": True})
     return rules

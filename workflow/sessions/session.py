@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from ortflow.workflow.cuda.operators import Operators
 
 SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
+_SHARING = threading.Lock()
+"""Threads that open their first sessions at once make one arena: ONNX Runtime refuses a second one of a device."""
 
 
 class Sessions:
@@ -192,9 +195,10 @@ def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
     # In the default order, the nodes of weight gradients run last.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     # By default, each session has memory of its own.
-    _share_memory("Cpu", 0)
-    if device.kind == "cuda":
-        _share_memory("Cuda", device.index)
+    with _SHARING:
+        _share_memory("Cpu", 0)
+        if device.kind == "cuda":
+            _share_memory("Cuda", device.index)
     options.add_session_config_entry("session.use_env_allocators", "1")
 
 

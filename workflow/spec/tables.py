@@ -13,7 +13,7 @@ class Field(Section):
     columns: list[Text]
     """Names of columns, or glob patterns."""
     type: Literal["number", "text"] | None = None
-    """What the column holds; by default text if one of its values is not a number. With number, such rows are bad."""
+    """What a column of CSV holds; by default text if a value is no number. With number, rows with others are bad."""
     missing: Number | Text = "refuse"
     """What a missing value becomes: `refuse` stops, `mean` is the column's mean; or a number, or a class."""
     standardize: bool = False

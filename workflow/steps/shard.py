@@ -115,10 +115,9 @@ class Stream:
         transforms = transforms_of(data, key_path)
         changed = augmented(dataset, transforms, self._spec.seed, key_path) if transforms else dataset
         self._opened = changed if not evaluating else self._opened
-        dataset = pooled(changed, section, self._spec.seed, key_path, self._workers)
         micro_batch = self.evaluation_batch_size if evaluating else section.micro_batch
         feeds = check_inputs(
-            dataset,
+            changed,
             self._inputs,
             data.references,
             self._limits,
@@ -127,7 +126,7 @@ class Stream:
             samples=section.eval_samples if evaluating else None,
             key_path=key_path,
         )
-        return dataset, feeds
+        return pooled(changed, section, self._spec.seed, key_path, self._workers), feeds
 
     def next(self) -> StepBatch:
         """The micro-batches of the next step. Never ends."""

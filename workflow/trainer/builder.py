@@ -23,7 +23,7 @@ from ortflow.workflow.parallel.stage import StageSet
 from ortflow.workflow.run.graph_hashes import damage, hashes_of
 from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
-from ortflow.workflow.spec.losses import ClassLoss, Ctc, Divergence, Poisson, TargetLoss
+from ortflow.workflow.spec.losses import ClassLoss, Ctc, Divergence, Hinge, Poisson, TargetLoss
 from ortflow.workflow.spec.metric_targets import Compared, compared
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.model import single_losses
@@ -147,6 +147,7 @@ class GraphBuilder(TrainerBuilder):
         """The training and the evaluation graph."""
         graphs, losses = GraphSet.load(self._context.folder), single_losses(self._spec.onnx_model.loss).values()
         truths = [loss.label for loss in losses if isinstance(loss, TargetLoss | Divergence)]
+        signs = [loss.label for loss in losses if isinstance(loss, Hinge)]
         classes = [loss.label for loss in losses if isinstance(loss, ClassLoss)]
         counts = [loss.label for loss in losses if isinstance(loss, Poisson)]
         sequences = {
@@ -158,7 +159,13 @@ class GraphBuilder(TrainerBuilder):
         classes += [c.label for c in comparisons if isinstance(c, Compared) and c.task == "classes"]
         ignored = next((loss.ignore_index for loss in losses if isinstance(loss, ClassLoss)), None)
         return graphs.inputs, Limits(
-            graphs.vocabulary, ignored, truths=truths, classes=classes, counts=counts, sequences=sequences
+            graphs.vocabulary,
+            ignored,
+            truths=truths,
+            signs=signs,
+            classes=classes,
+            counts=counts,
+            sequences=sequences,
         )
 
     def output_metrics(self) -> Metrics:

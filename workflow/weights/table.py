@@ -49,7 +49,7 @@ def from_json(text: str) -> list[Entry]:
     """The table in a property. Raises UserError if it is damaged."""
     try:
         return [_entry(row) for row in json.loads(text)]
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"the model's property {PROPERTY!r} is damaged", fix="export the model again") from None
 
 
@@ -66,11 +66,14 @@ def _row(entry: Entry) -> dict[str, Any]:
 
 def _entry(row: Mapping[str, Any]) -> Entry:
     shape = tuple(int(size) for size in row["shape"])
+    name, dtype = str(row["name"]), str(row["dtype"])
+    kind = STORED[dtype]
+    if any(size < 0 for size in shape):
+        raise ValueError(name)
     value = None
     if "value" in row:
-        value = np.frombuffer(base64.b64decode(row["value"], validate=True), STORED[row["dtype"]]).reshape(shape)
+        value = np.frombuffer(base64.b64decode(row["value"], validate=True), kind).reshape(shape)
     tensor = row.get("tensor")
-    name, dtype = str(row["name"]), str(row["dtype"])
     return Entry(name, dtype, shape, None if tensor is None else str(tensor), value, bool(row.get("constant")))
 
 
@@ -91,8 +94,11 @@ def as_float32(array: Array, dtype: str) -> npt.NDArray[np.float32]:
         return np.asarray(array, dtype=np.float32)
 
 
-def as_dtype(array: Array, dtype: str) -> Array:
-    """Elements of single precision, or integers, as safetensors' element type `dtype` stores them."""
+def as_dtype(array: Array, dtype: str, name: str) -> Array:
+    """Elements of single precision, or integers, as safetensors' element type `dtype` stores them.
+
+    Raises UserError, with the tensor's name, for a finite value that would become infinite.
+    """
     if dtype == "BF16":
         # numpy's ascontiguousarray makes a vector of a scalar.
         single = np.asarray(array, np.float32, order="C")
@@ -100,8 +106,28 @@ def as_dtype(array: Array, dtype: str) -> Array:
         # To the nearest, and to an even last bit between two, as PyTorch rounds.
         rounded = (bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) >> 16
         # Rounding may carry the bits of a NaN into the exponent and the sign: its sign and one bit are kept.
-        return np.where(np.isnan(single), bits >> 16 | 0x40, rounded).astype(np.uint16)
+        stored = np.where(np.isnan(single), bits >> 16 | 0x40, rounded).astype(np.uint16)
+        _refuse_overflow(single, (stored & 0x7FFF) != 0x7F80, dtype, name)
+        return stored
     if np.issubdtype(array.dtype, np.floating) and dtype[0] in "IU":
         # astype cuts the fraction off: 2.9999998 would become 2.
         array = np.rint(array)
-    return array.astype(STORED[dtype], copy=False)
+    with np.errstate(over="ignore"):
+        converted = array.astype(STORED[dtype], copy=False)
+    if dtype == "F16":
+        _refuse_overflow(array, ~np.isinf(converted), dtype, name)
+    return converted
+
+
+def _refuse_overflow(array: Array, fits: npt.NDArray[np.bool_], dtype: str, name: str) -> None:
+    beyond = ~fits & np.isfinite(array)
+    if beyond.any():
+        raise UserError(
+            f"{name} holds {array[beyond][0]:g}, which {_WORDS[dtype]} cannot represent: its largest number is "
+            f"{_LARGEST[dtype]:g}",
+            fix="export the module in single precision (module.float()), or write the ONNX model",
+        )
+
+
+_WORDS = {"F16": "fp16", "BF16": "bf16"}
+_LARGEST = {"F16": 65504.0, "BF16": 3.3895314e38}

@@ -158,7 +158,7 @@ def _variant(
                 fix="raise export.quantize_tolerance if the model tolerates that, or remove the key",
             )
         metrics = {} if judge is None else _judged(judge, before, after, kind, key, section.metric_tolerance)
-        seconds = _seconds(after, feeds), _seconds(before, feeds)
+        seconds = _seconds(after, before, feeds)
         sizes = part.stat().st_size, model.stat().st_size
         os.replace(part, out)
     return Variant(kind, out, difference, agreement, sizes, seconds, metrics)
@@ -283,10 +283,12 @@ def _compared(before: Any, after: Any, feeds: Sequence[Mapping[str, Array]]) -> 
     return worst, agreements / rows if rows else None
 
 
-def _seconds(session: Any, feeds: Sequence[Mapping[str, Array]]) -> float:
-    def run(feed: Mapping[str, Array]) -> float:
-        begun = time.perf_counter()
-        session.run(None, dict(feed))
-        return time.perf_counter() - begun
-
-    return median(run(feed) for _ in range(ROUNDS) for feed in feeds)
+def _seconds(after: Any, before: Any, feeds: Sequence[Mapping[str, Array]]) -> tuple[float, float]:
+    """Median time of a micro-batch of both sessions, which take turns: the speed of a machine drifts."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for feed in [feed for _ in range(ROUNDS) for feed in feeds]:
+        for session, durations in zip((after, before), times, strict=True):
+            begun = time.perf_counter()
+            session.run(None, dict(feed))
+            durations.append(time.perf_counter() - begun)
+    return median(times[0]), median(times[1])

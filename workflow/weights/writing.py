@@ -37,16 +37,16 @@ def check_values(entries: Sequence[Entry], tensors: Mapping[str, Array]) -> None
 
 
 def value_of(entry: Entry, tensors: Mapping[str, Array]) -> Array:
-    """The elements of an entry, in the type that PyTorch has them."""
+    """The elements of an entry, in the type that PyTorch has them. Raises UserError if one would become infinite."""
     if entry.value is not None:
         return entry.value
-    return as_dtype(tensors[str(entry.tensor)].reshape(entry.shape), entry.dtype)
+    return as_dtype(tensors[str(entry.tensor)].reshape(entry.shape), entry.dtype, entry.name)
 
 
 def write_safetensors(
     path: Path, entries: Sequence[Entry], tensors: Mapping[str, Array], metadata: Mapping[str, str]
 ) -> None:
-    """Write a safetensors file. Raises OSError."""
+    """Write a safetensors file. Raises OSError, and UserError for a value that its type cannot represent."""
     by_name = {entry.name: entry for entry in entries}
     rows = [(entry.name, entry.dtype, entry.shape) for entry in entries]
     write_file(path, rows, lambda name: value_of(by_name[name], tensors), {**PRODUCER, **metadata})

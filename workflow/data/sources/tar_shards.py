@@ -29,7 +29,7 @@ from ortflow.workflow.spec.data import DataSet
 from ortflow.workflow.system.cache_folders import cache_folders
 from ortflow.workflow.system.files import open_regular
 
-VERSION = 1
+VERSION = 2
 _ENDS_BYTES = 1 << 16
 """Bytes at each end of a shard that its index is found by, beside its size and time."""
 
@@ -65,7 +65,7 @@ class Index:
 
 
 class TarBlobs:
-    """Images in shards, each read by one `pread`."""
+    """Images in shards, each read at its offset."""
 
     def __init__(self, files: list[Path], indices: list[Index]) -> None:
         self._files, self._keys = files, [index.keys for index in indices]
@@ -98,7 +98,7 @@ class TarBlobs:
         try:
             if shard not in self._open:
                 self._open[shard] = open_regular(self._files[shard])
-            data = os.pread(self._open[shard], size, offset)
+            data = _bytes_at(self._open[shard], offset, size)
         except OSError as error:
             raise UserError(error.strerror or str(error), where=self.name(number), fix="restore it") from None
         if len(data) < size:
@@ -158,7 +158,7 @@ def _cached(file: Path, stream: io.BufferedReader) -> Path | None:
     status = os.fstat(stream.fileno())
     hashing = xxhash.xxh3_128(f"{VERSION} {status.st_size} {status.st_mtime_ns}".encode())
     for place in (0, max(0, status.st_size - _ENDS_BYTES)):
-        hashing.update(os.pread(stream.fileno(), _ENDS_BYTES, place))
+        hashing.update(_bytes_at(stream.fileno(), place, _ENDS_BYTES))
     folder = next(cache_folders("shards"), None)
     return None if folder is None else folder / f"{hashing.hexdigest()}.index"
 
@@ -195,13 +195,21 @@ def _samples(file: Path, stream: io.BufferedReader) -> Iterator[tuple[str, dict[
     with tarfile.open(fileobj=stream, mode="r:") as archive:
         for member in archive:
             archive.members = []  # type: ignore[attr-defined]  # it would keep them all
-            if not member.isfile():
+            if member.isdir():
                 continue
             folder, _, base = member.name.rpartition("/")
             stem, dot, end = base.partition(".")
             key = f"{folder}/{stem}" if folder else stem
             if not stem or not dot:
                 continue
+            if not member.isfile() or member.issparse():
+                # The bytes at its place are not those of the file.
+                kind = "a sparse file" if member.issparse() else "a link" if member.linkname else "no file"
+                raise UserError(
+                    f"{member.name} is {kind}",
+                    where=str(file),
+                    fix="write the files themselves: tar -h --hard-dereference",
+                )
             if key != current:
                 if present:
                     yield current, present
@@ -209,9 +217,11 @@ def _samples(file: Path, stream: io.BufferedReader) -> Iterator[tuple[str, dict[
                     raise UserError(f"sample {key!r} is not in one piece", where=str(file), fix="sort its members")
                 earlier_keys.add(key)
                 current, present = key, {}
+            if f".{end.lower()}" in present:
+                raise UserError(f"{member.name} is in it twice", where=str(file), fix="remove one")
             present[f".{end.lower()}"] = (member.offset_data, member.size)
         # tarfile takes a shard for whole that was cut between two members.
-        if os.pread(stream.fileno(), tarfile.BLOCKSIZE, archive.offset) != bytes(tarfile.BLOCKSIZE):
+        if _bytes_at(stream.fileno(), archive.offset, tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
             raise UserError("is truncated: its end is missing", where=str(file), fix="copy the shard again")
     if present:
         yield current, present
@@ -238,11 +248,24 @@ def _numbers(
         for name, value in fields.items() if isinstance(fields, dict) else ():
             if isinstance(value, (int, float)):
                 numbers[name] = int(value) if isinstance(value, bool) else value
+    for name, value in numbers.items():
+        if isinstance(value, int) and value.bit_length() > 63:
+            message = f"sample {key!r} has {name} {value}, which exceeds 64 bits"
+            raise UserError(message, where=str(file), fix="write it as a string")
     return numbers
 
 
 def _text(stream: io.BufferedReader, place: tuple[int, int]) -> str:
-    return os.pread(stream.fileno(), place[1], place[0]).decode(errors="replace")
+    return _bytes_at(stream.fileno(), *place).decode(errors="replace")
+
+
+def _bytes_at(descriptor: int, offset: int, size: int) -> bytes:
+    """Fewer than `size` bytes only if the file ends there."""
+    data = os.pread(descriptor, size, offset)
+    # One call returns at most 2 GiB (read(2)).
+    while len(data) < size and (rest := os.pread(descriptor, size - len(data), offset + len(data))):
+        data += rest
+    return data
 
 
 def _listed(names: Mapping[str, object]) -> str:

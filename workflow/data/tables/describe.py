@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.samples import Samples, part_of
@@ -16,7 +17,7 @@ from ortflow.workflow.data.schema import Array, Ragged
 from ortflow.workflow.data.tables.fields import fit
 from ortflow.workflow.data.tables.open import open_table
 from ortflow.workflow.data.tables.samples import Table, TableSamples
-from ortflow.workflow.data.tables.summary import Summary
+from ortflow.workflow.data.tables.summary import DATED, KINDS, Summary
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.run.rundir import write_atomically
@@ -118,12 +119,21 @@ def _column(summary: Summary) -> dict[str, Any]:
         shown |= {"mean": summary.mean, "not_numbers": summary.not_numbers}
         if summary.kind in ("boolean", "integer", "number"):
             shown["deviation"] = summary.deviation
+    if summary.kind in DATED:
+        shown |= {"minimum": _dated(summary.minimum, summary.kind), "maximum": _dated(summary.maximum, summary.kind)}
     if summary.shortest is not None:
         shown["lengths"] = [summary.shortest, summary.longest]
     if summary.classes and (summary.kind in ("text", "boolean") or len(summary.classes) <= _MOST_CLASSES):
         most = sorted(summary.classes.items(), key=lambda item: -item[1])[:_MOST_CLASSES]
         shown |= {"different": len(summary.classes), "most": dict(most)}
     return shown
+
+
+def _dated(end: float | None, kind: str) -> str | None:
+    """A summary's number of days or microseconds as a date or time."""
+    if end is None:
+        return None
+    return str(pa.scalar(int(end), pa.int32() if kind == "date" else pa.int64()).cast(KINDS[kind]).as_py())
 
 
 def _plain(value: Any) -> Any:

@@ -6,6 +6,7 @@ Pure: works on summaries and on Arrow tables in memory.
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ortflow.workflow.data.schema import Array, Column
-from ortflow.workflow.data.tables.summary import NUMERIC, Summary, empty
+from ortflow.workflow.data.tables.summary import DATED, DAY, NUMERIC, Summary, empty
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.tables import Field
 
-_TICKS = {"days": 86_400_000_000, "seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}
+_TICKS = {"days": DAY, "seconds": 1_000_000, "milliseconds": 1_000, "microseconds": 1}
 """Microseconds of a unit."""
 _DTYPES: dict[str, np.dtype[Any]] = {"boolean": np.dtype("u1"), "integer": np.dtype("i8"), "number": np.dtype("f8")}
 
@@ -110,7 +111,7 @@ def _numbers(part: Part, column: pa.ChunkedArray, row_of: Callable[[int], str]) 
         return _codes(part, column, row_of)
     if part.unit is not None:
         # pyarrow 26 casts date64 to int64, but not date32.
-        ticks = column.cast(pa.timestamp("us")).cast(pa.int64())
+        ticks = column.cast(pa.timestamp("us", getattr(column.type, "tz", None))).cast(pa.int64())
         column = pc.divide(ticks, _TICKS[part.unit])
     if column.null_count:
         column = _filled(part, column, column.is_null(), row_of)
@@ -240,7 +241,23 @@ def _part(name: str, summary: Summary, rule: Field, place: str) -> Part | None:
             where=f"{place}.{key}",
             fix="remove it, or set `type: number` to skip what is not a number",
         )
-    if rule.unit is not None and summary.kind not in ("date", "time"):
+    if (
+        rule.type is not None
+        and summary.kind not in {"number": (*NUMERIC, "missing"), "text": ("text", "missing")}[rule.type]
+    ):
+        raise UserError(
+            f"column {name!r} holds {summary.kind} by the file, which states the types of its values",
+            where=f"{place}.type",
+            fix="remove it, or write other values into the file: `type` is for CSV. `classes: sorted` makes classes",
+        )
+    wanted = [summary.mean] * (rule.standardize or rule.missing == "mean") + [summary.squares] * rule.standardize
+    if not all(map(math.isfinite, wanted)):
+        raise UserError(
+            f"column {name!r} has no mean: some of its values are NaN or infinite",
+            where=f"{place}.{'standardize' if rule.standardize else 'missing'}",
+            fix="write them as missing values, or state `mean` and `std`",
+        )
+    if rule.unit is not None and summary.kind not in DATED:
         raise UserError(f"column {name!r} holds {summary.kind}, no dates", where=f"{place}.unit", fix="remove it")
     fill: float | str | None
     if rule.missing == "refuse":
@@ -254,7 +271,7 @@ def _part(name: str, summary: Summary, rule: Field, place: str) -> Part | None:
     if categorical:
         classes = _classes(summary, rule, fill)
         return None if classes is None else Part(name, classes, rule.one_hot, fill)
-    if summary.kind in ("date", "time"):
+    if summary.kind in DATED:
         return None if rule.unit is None else Part(name, fill=fill, unit=rule.unit)
     if summary.kind in ("integers", "numbers"):
         return Part(name)
@@ -294,7 +311,7 @@ def unusable(summary: Summary) -> str:
     """Why a column does not become numbers."""
     if summary.kind == "text":
         return "holds text with too many different values for classes" if summary.classes is None else "has no value"
-    if summary.kind in ("date", "time"):
+    if summary.kind in DATED:
         return "holds dates, which become numbers with `unit` in data.train.fields"
     if summary.kind in ("integers", "numbers"):
         return "holds lists, which are an input of their own"

@@ -127,7 +127,8 @@ def json_faults(lines: Sequence[bytes], kinds: Mapping[str, str]) -> dict[int, s
                 None,
             )
             if other is not None:
-                raise ValueError(f"has {record[other]!r} as {other!r}, which is {column_kinds[other]} in other lines")
+                kind = column_kinds[other].replace("unsupported", "a structure")
+                raise ValueError(f"has {record[other]!r} as {other!r}, which is {kind} in other lines")
             column_kinds |= line_kinds
         except (ValueError, RecursionError) as error:
             faults[number] = f"is not JSON ({error})" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -136,12 +137,19 @@ def json_faults(lines: Sequence[bytes], kinds: Mapping[str, str]) -> dict[int, s
 
 def _differs(before: str | None, merged: str, value: Any) -> bool:
     """Whether a value changes its column into text or a structure, which pyarrow refuses within a file."""
+    # Times are text that all looks like times.
+    if before == "time" and isinstance(value, str):
+        return False
+    if before == "unsupported" and value is not None and not isinstance(value, (dict, list)):
+        return True
     return before not in (None, "missing", merged) and merged in ("text", "unsupported") and value is not None
 
 
 def _json_kind(value: Any) -> str:
     if isinstance(value, (dict, tuple)):
         return "unsupported"
+    if isinstance(value, int) and value.bit_length() > 63:  # as pyarrow reads it in a file
+        return "number"
     try:
         return kind_of(pa.array([value]).type)
     except (pa.ArrowException, OverflowError):

@@ -11,13 +11,14 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from pyarrow import csv
 
 from ortflow.workflow.data.samples import Indices, Reading
 from ortflow.workflow.data.schema import Array, Column, Ragged
 from ortflow.workflow.data.tables.fields import Source, missing_value, recorded, unusable
-from ortflow.workflow.data.tables.summary import Summary
+from ortflow.workflow.data.tables.summary import DATED, Summary
 from ortflow.workflow.errors import UserError
 
 
@@ -139,9 +140,7 @@ class TableSamples:
         for part in source.parts:
             kind = self.table.summaries[part.column].kind
             numeric = part.classes is None and part.unit is None
-            if (numeric and kind in ("text", "date", "time", "unsupported")) or (
-                part.unit is not None and kind not in ("date", "time")
-            ):
+            if (numeric and kind in ("text", *DATED, "unsupported")) or (part.unit is not None and kind not in DATED):
                 message = f"column {part.column!r} holds {kind}, and other values in the training set"
                 first = self._first_word(part.column) if numeric and kind == "text" else None
                 if first is None:
@@ -204,16 +203,17 @@ class TableSamples:
     def _ragged(self, name: str, rows: pa.Table, number: Callable[[int], int]) -> Ragged:
         part, column = self.sources[name].parts[0], rows.column(self.sources[name].parts[0].column)
         if column.null_count:
-            import pyarrow.compute as pc
-
             raise missing_value(part.column, self.table.name_of(number(pc.index(column.is_null(), True).as_py())))
         array = column.combine_chunks()
         array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
         # Unlike `values`, which also has the elements before and behind a slice.
         values = array.flatten()
-        if values.null_count:
-            raise UserError(f"column {part.column!r} has missing values inside its lists", where=str(self.path))
         offsets = np.concatenate([[0], np.cumsum(np.asarray(array.value_lengths(), np.int64))])
+        if values.null_count:
+            place = pc.index(values.is_null(), True).as_py()
+            row = int(np.searchsorted(offsets, place, side="right")) - 1
+            message = f"has a missing value inside the list {part.column!r}"
+            raise UserError(message, where=self.table.name_of(number(row)), fix="complete it, or remove the row")
         return Ragged(values.cast(pa.from_numpy_dtype(self.columns[name].dtype)).to_numpy(), offsets)
 
 

@@ -217,6 +217,9 @@ def _clashes(result: Scan, table: pa.Table) -> bool:
     for name in table.column_names:
         before, kind = result.columns.get(name, Summary()).kind, kind_of(table.schema.field(name).type)
         merged = wider(before, kind)
+        # Times are text that all looks like times.
+        if {before, kind} == {"time", "text"}:
+            continue
         if "missing" not in (before, kind) and merged in ("text", "unsupported") and (before, kind) != (merged, merged):
             return True
     return False
@@ -269,23 +272,29 @@ def _read_text_again(result: Scan, files: Sequence[Path], types: Mapping[str, st
     if not names:
         return
     again = {name: Summary("text") for name in names}
-    text_columns = [*names, *(name for name, kind in types.items() if kind == "number" and name in result.columns)]
-    kinds = dict.fromkeys(text_columns, "text")
-    for table in _tables(files, result.dialect, kinds, text_columns):
-        good_rows, _ = _as_stated(table, types)
+    for rows in _text_of(files, result.dialect, names, types):
         for name in names:
-            again[name].add(good_rows.column(name))
+            again[name].add(rows.column(name))
     result.columns |= again
 
 
-def _tables(
-    files: Sequence[Path], dialect: Dialect, kinds: Mapping[str, str], only: Sequence[str]
+def _text_of(
+    files: Sequence[Path], dialect: Dialect, names: Sequence[str], types: Mapping[str, str]
 ) -> Iterator[pa.Table]:
+    """Columns of the good rows as they are written."""
+    columns = [*names, *(name for name, kind in types.items() if kind == "number" and name not in names)]
+    kinds = dict.fromkeys(columns, "text")
+    # Which lines of JSON are bad depends on those before.
+    replay = Scan(dialect)
     for path in files:
         for piece in pieces(path, dialect, beginning(path, dialect_of(path, dialect.is_json)[1], "")):
             if not len(piece.starts):
                 continue
-            yield parse(piece.data, dialect, kinds, only, piece.sizes)[0]
+            if dialect.is_json:
+                good = piece.records(_add(replay, piece, path, types))
+                yield parse(good, dialect, kinds, columns)[0]
+            else:
+                yield _as_stated(parse(piece.data, dialect, kinds, columns, piece.sizes)[0], types)[0]
 
 
 def text_kinds(columns: Mapping[str, Summary]) -> dict[str, str]:

@@ -27,7 +27,7 @@ from ortflow.workflow.run.rundir import write_atomically
 from ortflow.workflow.system.cache_folders import cache_folders
 from ortflow.workflow.system.files import open_regular
 
-VERSION = 2
+VERSION = 3
 """Version of an entry and of how kinds are decided; others are built again."""
 _HEAD = 1 << 16
 _SAVED = "saved.json"

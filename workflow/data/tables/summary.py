@@ -24,11 +24,15 @@ KINDS = {
     "text": pa.string(),
     "date": pa.date32(),
     "time": pa.timestamp("us"),
+    "zoned time": pa.timestamp("us", "UTC"),
     "integers": pa.list_(pa.int64()),
     "numbers": pa.list_(pa.float64()),
 }
 """Kind of a column -> the type that it is read as."""
 NUMERIC = ("boolean", "integer", "number")
+DATED = ("date", "time", "zoned time")
+DAY = 86_400_000_000
+"""Microseconds."""
 _WIDER = {
     ("integer", "number"): "number",
     ("date", "time"): "time",
@@ -49,10 +53,15 @@ def kind_of(kind: pa.DataType) -> str:
     if pa.types.is_date(kind):
         return "date"
     if pa.types.is_timestamp(kind):
-        return "time"
+        return "time" if kind.tz is None else "zoned time"
     if pa.types.is_dictionary(kind):
         return kind_of(kind.value_type)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_time(kind):
+    if (
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_time(kind)
+    ):
         return "text"
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         inner = kind_of(kind.value_type)
@@ -83,6 +92,7 @@ class Summary:
     first_missing: int | None = None
     """Number of the first row without a value."""
     minimum: float | None = None
+    """Of dates in days, and of times in microseconds, since 1970-01-01."""
     maximum: float | None = None
     mean: float = 0.0
     squares: float = 0.0
@@ -116,14 +126,16 @@ class Summary:
         """
         if pa.types.is_dictionary(column.type):
             column = column.cast(column.type.value_type)
-        # pyarrow reads 12:30 in a CSV as a time of day.
-        if pa.types.is_time(column.type):
+        # pyarrow reads 12:30 in a CSV as a time of day; and no time keeps less than microseconds.
+        if pa.types.is_time(column.type) or (from_text and _has_nanoseconds(column)):
             column, self.reread = column.cast(pa.string()), self.reread or from_text
         kind = kind_of(column.type)
         merged = wider(self.kind, kind)
         if merged == "text" and self.rows and len(column):
             lossless = ("text",) if from_text else ("text", "missing")
             self.reread = self.reread or self.kind not in lossless or kind not in lossless
+        if (self.kind, merged) == ("date", "time") and self.minimum is not None and self.maximum is not None:
+            self.minimum, self.maximum = self.minimum * DAY, self.maximum * DAY
         self.kind = merged
         counted = pc.value_counts(column) if kind == "text" and self.classes is not None else None
         absent = _absent(column, kind, counted)
@@ -154,7 +166,9 @@ class Summary:
             elif self.classes is not None:
                 self._add_classes(pc.value_counts(column))
         else:
-            ends = pc.min_max(column.cast(pa.int32() if kind == "date" else pa.int64())).as_py()
+            # A part may have another unit, or dates alone.
+            ticks = column.cast(KINDS[merged], safe=False).cast(pa.int32() if merged == "date" else pa.int64())
+            ends = pc.min_max(ticks).as_py()
             self._widen(ends["min"], ends["max"])
             self.classes = None
 
@@ -171,7 +185,8 @@ class Summary:
         # Arrow leaves NaN out, unless there is nothing else.
         ends = pc.min_max(column)
         self._widen(ends["min"].as_py(), ends["max"].as_py())
-        away = numbers - mean
+        with np.errstate(invalid="ignore"):  # infinite values have no deviation
+            away = numbers - mean
         # Chan, Golub & LeVeque 1979: parts are added without a second pass and without cancellation.
         delta, total = mean - self.mean, before + count
         self.mean += delta * count / total
@@ -217,6 +232,13 @@ def _absent(column: pa.ChunkedArray, kind: str, counted: pa.StructArray | None) 
     if counted is None:
         return int(pc.sum(empty(column)).as_py() or 0)
     return int(pc.sum(counted.field("counts").filter(empty(counted.field("values")))).as_py() or 0)
+
+
+def _has_nanoseconds(column: pa.ChunkedArray) -> bool:
+    if not pa.types.is_timestamp(column.type) or column.type.unit != "ns":
+        return False
+    ticks = column.cast(pa.int64())
+    return bool(pc.any(pc.not_equal(pc.multiply(pc.divide(ticks, 1000), 1000), ticks)).as_py())
 
 
 def class_name(value: object) -> str:

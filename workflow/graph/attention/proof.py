@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.order import needed_by
@@ -133,6 +132,8 @@ class Proof:
         tensors: Sequence[onnx.TensorProto],
         sizes: Mapping[str, int],
     ) -> np.ndarray | None:
+        from onnx.reference import ReferenceEvaluator
+
         constants, chain = list(tensors), []
         for node in nodes:
             if node.op_type != "Shape":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.stops import stops_gradient
 
 # Floating-point inputs that carry no gradient.
@@ -48,7 +48,9 @@ def gradient_path(
     graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto], trained: Collection[str], loss: Collection[str]
 ) -> Path:
     """The part of a sorted graph that is differentiated for `loss` (several outputs if the loss is not known yet)."""
-    edges = [_floating_edges(node, types) for node in graph.node]
+    # Few values are integers, and each is asked about by its maker and by its readers.
+    others = {name for name, value_type in types.items() if value_type.tensor_type.elem_type not in _FLOATING}
+    edges = [_floating_edges(node, others) for node in graph.node]
     forward = set(trained)
     for sources, results in edges:
         if forward.intersection(sources):
@@ -65,7 +67,8 @@ def gradient_path(
     return Path(values, frozenset(on_path), values.intersection(trained))
 
 
-def _floating_edges(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> tuple[set[str], set[str]]:
+def _floating_edges(node: onnx.NodeProto, others: Collection[str]) -> tuple[set[str], set[str]]:
+    """What a node reads and makes, without the values `others`, which are not floating-point ones."""
     if stops_gradient(node):
         return set(), set()
     stops = _STOPS.get(node.op_type)
@@ -75,6 +78,8 @@ def _floating_edges(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -
         sources = {name for place, name in enumerate(node.input) if name and place not in (stops or ())}
         for graph in walk.subgraphs(node):
             sources |= walk.captured(graph)
-    floating = {name for name in sources if shapes.element_type(types, name) in _FLOATING}
-    results = {name for name in node.output if name and shapes.element_type(types, name) in _FLOATING}
-    return floating, results
+    results = set(node.output)
+    results.discard("")
+    sources.difference_update(others)
+    results.difference_update(others)
+    return sources, results

@@ -16,11 +16,11 @@ import numpy as np
 import onnx
 import psutil
 from onnx import TensorProto, defs, helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.tensors import FLOATS, ITEM_BYTES, RANK, check_rank
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.node_value import value_of
 
 LARGEST = 256 << 20
 """Largest value that is computed from constants alone, in bytes."""
@@ -198,13 +198,20 @@ class _Sizes:
 
     def _infer(self, node: onnx.NodeProto, scope: _Scope) -> _Scope:
         """Infer the types of a node's outputs; an output whose type cannot be inferred has none."""
-        inputs = {name: scope[name] for name in node.input if name in scope}
-        types = {name: value.type for name, value in inputs.items() if value.type is not None}
         schema = self._schema(node)
-        with_graphs = bool(node.attribute) and any(walk.subgraphs(node))
-        if schema is None or with_graphs or not types.keys() >= walk.inputs(node):
+        types: dict[str, onnx.TypeProto] = {}
+        data = {}
+        is_known = schema is not None and not (node.attribute and any(walk.subgraphs(node)))
+        for name in node.input if is_known else ():
+            value = scope.get(name)
+            if value is not None and value.type is not None:
+                types[name] = value.type
+                if value.array is not None:
+                    data[name] = numpy_helper.from_array(value.array)
+            elif name:
+                is_known = False
+        if schema is None or not is_known:
             return {name: _Value(None) for name in node.output if name}
-        data = {n: numpy_helper.from_array(value.array) for n, value in inputs.items() if value.array is not None}
         if data:
             inferred = self._types(schema, node, types, data)
             return {name: _Value(inferred.get(name)) for name in (*filter(None, node.output), *inferred)}
@@ -333,12 +340,10 @@ def _of_shape(node: onnx.NodeProto, value: _Value) -> np.ndarray:
 def _computed(
     node: onnx.NodeProto, output: str, inputs: Mapping[str, np.ndarray | None], versions: dict[str, int]
 ) -> np.ndarray | None:
-    """Evaluate a node with small results by ONNX's reference implementation; None if its inputs do not fit it."""
-    reads, makes = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, [output]))
+    """Evaluate a node with small results; None if its inputs do not fit it."""
     try:
-        graph = helper.make_graph([node], "node", reads, makes)
         with np.errstate(all="ignore"):
-            result = np.asarray(ReferenceEvaluator(graph, versions).run(None, dict(inputs))[0])
+            result = value_of(node, output, inputs, versions)
     except Exception:  # noqa: BLE001 - the node is untrusted, and the evaluator passes on numpy's exceptions
         return None
     return result if result.size <= RANK * SMALL else None

@@ -12,7 +12,6 @@ import warnings
 import numpy as np
 import onnx
 from onnx import TensorProto, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, replace
@@ -58,6 +57,8 @@ def _value(node: onnx.NodeProto, values: dict[str, np.ndarray], opsets: dict[str
     names = [name for name in node.input if name]
     if any(name not in values for name in names) or (node.op_type == "Cast" and attributes_of(node)["to"] not in TYPES):
         return None
+    from onnx.reference import ReferenceEvaluator
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         (result,) = ReferenceEvaluator(node, opsets=opsets).run(None, {name: values[name] for name in names})

@@ -60,6 +60,10 @@ class Role:
         return int(np.prod(self.shape, dtype=np.int64))
 
 
+_SHOWN = 8
+"""Initializers that a message lists."""
+
+
 class Roles:
     """The role of every initializer, in the model's order."""
 
@@ -258,9 +262,13 @@ def _unable(entry: Role, role: RoleName) -> str | None:
 
 def _check(model: onnx.ModelProto, roles: Roles) -> None:
     if not roles.trained:
+        # `ortflow inspect` refuses the model as well, so that it cannot list them.
+        names = [tensor.name for tensor in model.graph.initializer if tensor.data_type == TensorProto.FLOAT]
+        rest = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        listed = f"it has {', '.join(names[:_SHOWN])}{rest}" if names else "it has none of floating-point numbers"
         raise UserError(
             "the model has no parameter to train",
-            fix="name the initializers to train under `model.parameters.train`; `ortflow inspect` lists them all",
+            fix=f"name the initializers to train under `model.parameters.train`: {listed}",
         )
     learned = set(roles.of("trained", "frozen", "state"))
     for tensor in model.graph.initializer:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import replace
@@ -150,6 +149,8 @@ def _with_data(graph: onnx.GraphProto) -> set[str]:
 
 def _evaluated(model: onnx.ModelProto, names: Sequence[str]) -> Mapping[str, np.ndarray]:
     """The values that are no ranges and tables; none if onnx cannot compute one of them."""
+    from onnx.reference import ReferenceEvaluator
+
     nodes = [model.graph.node[place] for place in sorted(needed_by(model.graph.node, names))]
     read = {name for node in nodes for name in node.input}
     outputs = [onnx.ValueInfoProto(name=name) for name in names]

@@ -6,9 +6,16 @@ import re
 import unicodedata
 
 _HOSTS = r"(?:[A-Za-z0-9_.-]|\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\])+"
-# fika is 15:00 and teatime 16:00 (src/common/parse_time.c).
-_CLOCK = r"(?:[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})? ?(?:[AaPp][Mm])?|midnight|noon|fika|teatime)"
-_DATE = r"(?:[0-9]{4}(?:[0-9]{2})?|[0-9]{1,2}/[0-9]{1,2}(?:/[0-9]{2})?|[0-9]{1,2}\.[0-9]{1,2}(?:\.[0-9]{2})?)"
+# Ranges and words of Slurm's parse_time (src/common/parse_time.c); fika is 15:00 and teatime 16:00.
+_MINUTE, _MONTH, _DAY = "[0-5][0-9]", "(?:0?[1-9]|1[0-2])", "(?:0?[1-9]|[12][0-9]|3[01])"
+_CLOCK = (
+    rf"(?:(?:[01]?[0-9]|2[0-3]):{_MINUTE}(?::{_MINUTE})?|(?:0?[0-9]|1[0-2]):{_MINUTE}(?::{_MINUTE})? ?[AaPp][Mm]"
+    r"|midnight|(?i:noon)|fika|teatime)"
+)
+_DATE = (
+    r"(?:(?:0[1-9]|1[0-2])(?:0[1-9]|[12][0-9]|3[01])(?:[0-9]{2})?"
+    rf"|{_MONTH}/{_DAY}(?:/[0-9]{{2}})?|{_MONTH}\.{_DAY}(?:\.[0-9]{{2}})?)"
+)
 _UNIT = r"(?:seconds?|minutes?|hours?|days?|weeks?)"
 _JOB = r"[0-9]+(?:_(?:[0-9]+|\*))?"
 _WAIT = rf"(?:after:{_JOB}(?:\+[0-9]+)?(?::{_JOB}(?:\+[0-9]+)?)*|after(?:any|burstbuffer|corr|notok|ok)(?::{_JOB})+)"
@@ -36,8 +43,9 @@ SYNTAX: dict[str, tuple[str, str, str]] = {
     ),
     "begin": (
         "time to begin",
-        rf"now(?:\+[0-9]+{_UNIT}?)?|today|tomorrow|{_CLOCK}|{_DATE}(?:-{_CLOCK})?"
-        r"|[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?",
+        rf"(?i:now(?:\+[0-9]+{_UNIT}?)?)|today|tomorrow|{_CLOCK}|{_DATE}(?:-{_CLOCK})?"
+        r"|[2-9][0-9]{3}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])"
+        rf"(?:T(?:[01]?[0-9]|2[0-3]):{_MINUTE}(?::{_MINUTE})?)?",
         "write now+1hour, 22:00, tomorrow or 2030-01-31T08:00",
     ),
     "gres": (

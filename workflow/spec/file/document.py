@@ -69,6 +69,10 @@ OTHER_KINDS = {
     ".onnx": ("a model", _NAMES_THE_MODEL),
     **dict.fromkeys((".pt", ".pth", ".safetensors"), ("a file of PyTorch's tensors", _EXPORT)),
     ".sh": ("a shell script", "give the YAML file that describes the run (docs/run-file.md)"),
+    **dict.fromkeys(
+        (".csv", ".tsv", ".jsonl", ".ndjson", ".parquet", ".feather", ".arrow", ".npz", ".npy"),
+        ("data", "name it in a run file, `data: {train: …}`; `ortflow init MODEL --data FILE` writes one"),
+    ),
 }
 """Name's end of files that are given in place of a run file -> what they are, and what to do."""
 
