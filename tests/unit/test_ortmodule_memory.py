@@ -149,7 +149,7 @@ def graph_of(kind: int) -> onnx.ModelProto:
 
 
 def test_conversions_of_parameters_become_inputs() -> None:
-    import onnxruntime
+    from ortflow.workflow.onnx_runtime import onnxruntime
 
     model = graph_of(TensorProto.FLOAT16)
     rng = np.random.default_rng(0)
