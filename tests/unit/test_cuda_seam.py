@@ -20,7 +20,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.memory.concrete import _sums
+from ortflow.workflow.graph.operators.fused import shape_of_sums
 
 pytestmark = needs_compilers
 WHOLE = (6, 5, 4, 32)
@@ -212,4 +212,4 @@ def test_results_that_are_also_summed_over_their_rows(
     exact = expected.astype(np.float64).reshape(-1, width)
     np.testing.assert_allclose(sums, exact.sum(0), rtol=1e-5, atol=1e-5 * np.abs(exact).sum(0).max(initial=0))
     lanes = attributes_of(fused.graph.node[0])["lanes"]
-    assert summed[0].shape == (_sums(y.shape, lanes)[1] if y.size else (0, width)), "as memory is predicted"
+    assert summed[0].shape == (shape_of_sums(y.shape, lanes) if y.size else (0, width)), "as memory is predicted"
