@@ -29,6 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for step in (1, 2, 9, 25, STEPS):
         damaged[8 * (step - 1) + 5, 2] = np.nan
         unlabelled[8 * (step - 1) : 8 * step] = IGNORED
+    nothing = np.full_like(x, np.nan)
+    nothing[-1] = x[-1]  # of the last step; a column without any number is refused before the first
     held_out = x.copy()
     held_out[37, 4] = np.nan
     held_out[90, 1] = np.inf
@@ -36,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "whole": (x, labels),
         "damaged": (damaged, labels),
         "unlabelled": (x, unlabelled),
-        "nothing": (np.full_like(x, np.nan), labels),
+        "nothing": (nothing, labels),
         "held-out": (held_out, labels),
     }.items():
         np.savez(folder / f"{name}.npz", x=arrays[0], labels=arrays[1])

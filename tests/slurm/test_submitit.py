@@ -78,7 +78,10 @@ def test_a_job_in_a_folder_of_percents_is_cancelled(here: Cluster) -> None:
     job.cancel()
     assert job.done()
     assert "is cancelled" in str(job.exception())
-    assert RunJob(run_dir / "slurm", job.job_id).state in ("COMPLETED", "CANCELLED", "COMPLETING", "FAILED")
+    ends = ("COMPLETED", "CANCELLED", "COMPLETING", "FAILED")
+    # The run's supervisor records the end before Slurm has ended the job.
+    reread = RunJob(run_dir / "slurm", job.job_id)
+    wait_until(lambda: reread.state in ends, STARTS, lambda: reread.state)
 
 
 def test_what_a_run_has_of_its_own_is_refused(here: Cluster) -> None:
