@@ -13,10 +13,11 @@ import onnx
 from ortflow.workflow.assembly import stage_forms
 from ortflow.workflow.fusion import halved
 from ortflow.workflow.fusion.half import HALVES
+from ortflow.workflow.fusion.rounded import reading_rounded
 from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.attention.packed_heads import unpack_heads
 from ortflow.workflow.graph.ir import shared_entropy
-from ortflow.workflow.graph.ir.edit import attributes_of, make_outputs, rename_values, replace
+from ortflow.workflow.graph.ir.edit import make_outputs
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.optimize.fixed_shapes import fix_shapes
 
@@ -41,33 +42,15 @@ def placed(joint: onnx.ModelProto, reached: Collection[str], precision: str) -> 
     return halves
 
 
-def weights_in_half(graph: onnx.GraphProto, parameters: Collection[str]) -> dict[str, str]:
-    """Make conversions of fp32 parameters to half precision inputs, in place.
-
-    Returns the input's name -> the parameter's.
-    """
-    inputs = {value.name: value for value in graph.input if value.name in parameters}
-    outputs = {value.name for value in graph.output}
-    sources: dict[str, str] = {}
-    names: dict[str, str] = {}
-    for node in graph.node:
-        parameter = inputs.get(node.input[0]) if node.op_type == "Cast" and not node.domain else None
-        if parameter is None or parameter.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
-            continue
-        kind = attributes_of(node)["to"]
-        if kind not in HALVES.values() or node.output[0] in outputs:
-            continue
-        half = f"{parameter.name}/half"
-        if half not in sources:
-            value = onnx.ValueInfoProto.FromString(parameter.SerializeToString())
-            value.name, value.type.tensor_type.elem_type = half, kind
-            graph.input.append(value)
-        sources[half], names[node.output[0]] = parameter.name, half
-    replace(graph.node, [node for node in graph.node if node.output[0] not in names])
-    replace(graph.value_info, [value for value in graph.value_info if value.name not in names])
-    for node in graph.node:
-        rename_values(node, names)
-    return sources
+def reading_halves(
+    joint: onnx.ModelProto, parameters: Collection[str], precision: str
+) -> tuple[onnx.ModelProto, dict[str, str]]:
+    """The graph with fp32 parameters in the type of autocast as inputs, and whose they are; see `reading_rounded`."""
+    if precision not in HALF:
+        return joint, {}
+    # A buffer of another type, or a conversion to the other half type, stays in the graph: copies have one type.
+    single = {v.name for v in joint.graph.input if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
+    return reading_rounded(joint, single.intersection(parameters), [HALVES[precision]])
 
 
 def in_half(graph: onnx.GraphProto, outputs: Collection[str]) -> dict[str, str]:

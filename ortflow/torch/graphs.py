@@ -163,8 +163,10 @@ def pair_of(
             recompute(model.graph, [], [*incoming.values()], partial=True)
     joint = gpu_graphs.placed(model, reached, target.precision) if target.kind == "cuda" else _for_cpu(model)
     unchanged = [name for name in tensors if name not in forward.moved]
-    half_weights = gpu_graphs.weights_in_half(joint.graph, unchanged) if target.kind == "cuda" else {}
-    unchanged += half_weights
+    half_weights: dict[str, str] = {}
+    if target.kind == "cuda":
+        joint, half_weights = gpu_graphs.reading_halves(joint, unchanged, target.precision)
+        unchanged += half_weights
     pair = divided(joint, forward, incoming, reached, unchanged) if roots else Pair(joint, None, (), {}, ())
     if target.kind == "cpu":
         return pair

@@ -13,7 +13,7 @@ pytest.importorskip("torch", reason="PyTorch is not installed")
 
 import torch
 
-from ortflow.torch.gpu_graphs import weights_in_half
+from ortflow.torch.gpu_graphs import reading_halves
 from ortflow.torch.half_weights import HalfWeights
 from ortflow.torch.memory import ALIGNMENT, Block
 
@@ -130,7 +130,7 @@ def test_saved_copies_can_be_read_after_the_next_call() -> None:
 
 
 def graph_of(kind: int) -> onnx.ModelProto:
-    """w converted twice, and read as it is; a converted input that is no parameter; a parameter that changes."""
+    """The parameter w is converted twice and also read in fp32; the inputs x and s are converted."""
     f, half = TensorProto.FLOAT, kind
     nodes = [
         helper.make_node("Cast", ["w"], ["w1"], to=half),
@@ -155,13 +155,13 @@ def test_conversions_of_parameters_become_inputs() -> None:
     rng = np.random.default_rng(0)
     feed = {name: rng.standard_normal((4, 4)).astype(np.float32) for name in ("x", "w", "s")}
     runs = []
-    changed = graph_of(TensorProto.FLOAT16)
-    assert weights_in_half(changed.graph, ["w"]) == {"w/half": "w"}
+    changed, sources = reading_halves(model, ["w"], "fp16")
+    assert sources == {"w1": "w", "w2": "w"}
     onnx.checker.check_model(changed, full_check=True)
     assert sum(node.op_type == "Cast" for node in changed.graph.node) == 3
     for each in (model, changed):
         session = onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
-        given = {"w/half": feed["w"].astype(np.float16), **feed}
+        given = {**{name: feed[source].astype(np.float16) for name, source in sources.items()}, **feed}
         runs.append(session.run(None, {value.name: given[value.name] for value in session.get_inputs()})[0])
     # ONNX Runtime computes such products in fp32 on CPUs, and drops conversions in between.
     np.testing.assert_allclose(runs[1], runs[0], rtol=5e-3, atol=5e-3)
@@ -170,5 +170,22 @@ def test_conversions_of_parameters_become_inputs() -> None:
 def test_what_is_returned_stays_a_conversion() -> None:
     model = graph_of(TensorProto.BFLOAT16)
     model.graph.output.append(helper.make_tensor_value_info("w2", TensorProto.BFLOAT16, [4, 4]))
-    assert weights_in_half(model.graph, ["w"]) == {"w/half": "w"}
-    assert [node.output[0] for node in model.graph.node if node.op_type == "Cast" and node.input[0] == "w"] == ["w2"]
+    changed, sources = reading_halves(model, ["w"], "bf16")
+    assert sources == {"w1": "w"}
+    assert [node.output[0] for node in changed.graph.node if node.op_type == "Cast" and node.input[0] == "w"] == ["w2"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+def test_a_conversion_to_another_type_than_that_of_autocast_stays(precision: str) -> None:
+    """Of a module that calls `half` on a weight itself: copies of it would be rounded twice, or have no type."""
+    model = graph_of(TensorProto.FLOAT16)
+    changed, sources = reading_halves(model, ["w"], precision)
+    assert sources == {}
+    assert [node.op_type for node in changed.graph.node] == [node.op_type for node in model.graph.node]
+    assert [value.name for value in changed.graph.input] == ["x", "w", "s"]
+
+
+def test_a_buffer_of_another_type_stays_a_conversion() -> None:
+    model = graph_of(TensorProto.BFLOAT16)
+    next(value for value in model.graph.input if value.name == "s").type.tensor_type.elem_type = TensorProto.INT64
+    assert reading_halves(model, ["w", "s"], "bf16")[1] == {"w1": "w", "w2": "w"}

@@ -20,10 +20,13 @@ ROUNDED = "rounded."
 _PARAMETERS = "parameters."
 
 
-def reading_rounded(model: onnx.ModelProto, parameters: Collection[str]) -> tuple[onnx.ModelProto, dict[str, str]]:
+def reading_rounded(
+    model: onnx.ModelProto, parameters: Collection[str], kinds: Collection[int] = HALVES
+) -> tuple[onnx.ModelProto, dict[str, str]]:
     """A copy of a training graph with an input in place of each Cast of a parameter to 16 bits, and whose they are.
 
-    The inputs have the names of the values that the Casts computed. Graph outputs keep their Casts.
+    The inputs have the names of the values that the Casts computed. Graph outputs keep their Casts, and so do values of
+    other element types than `kinds`.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -32,19 +35,20 @@ def reading_rounded(model: onnx.ModelProto, parameters: Collection[str]) -> tupl
     # 76 of them in GPT-2: 293 us of kernels and 99 of gaps a step at micro-batch 8 on an H200, where the update takes
     # about 60 more to write them (docs/benchmarks.md).
     casts = {
-        str(node.output[0]): str(node.input[0])
+        str(node.output[0]): node
         for node in graph.node
         if node.op_type == "Cast" and not node.domain and node.input[0] in parameters
-        and attributes_of(node)["to"] in HALVES and node.output[0] not in outputs
+        and attributes_of(node)["to"] in kinds and node.output[0] not in outputs
     }  # fmt: skip
+    sources = {name: str(node.input[0]) for name, node in casts.items()}
+    for name, node in casts.items():
+        value = graph.input.add()
+        value.CopyFrom(descriptions[sources[name]])
+        value.name, value.type.tensor_type.elem_type = name, attributes_of(node)["to"]
     replace(graph.node, [node for node in graph.node if node.output[0] not in casts])
     replace(graph.value_info, [value for value in graph.value_info if value.name not in casts])
-    for name, parameter in casts.items():
-        value = graph.input.add()
-        value.CopyFrom(descriptions[parameter])
-        value.name, value.type.tensor_type.elem_type = name, descriptions[name].type.tensor_type.elem_type
     drop_unread_inputs(graph)
-    return copy, casts
+    return copy, sources
 
 
 def writing_rounded(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
