@@ -232,8 +232,8 @@ class Slurm(scheduler.Scheduler[Job]):
 
     def starts_with(self, kind: str) -> bool:
         """Whether srun can load the plug-in of --mpi=KIND here."""
-        # `srun --mpi=list` names some that do not load. srun loads it before it contacts the controller, so it has been
-        # loaded if there is no answer.
+        # `srun --mpi=list` names some that do not load. srun loads the plug-in before it contacts the controller:
+        # without an answer of the controller, it has loaded.
         try:
             answer = self._run(["srun", f"--mpi={kind}", f"--jobid={NEVER_A_JOB}", "true"], SETTINGS, GLANCE)
         except NoAnswer:

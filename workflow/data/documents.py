@@ -22,7 +22,7 @@ _WINDOWS = 256
 
 
 def samples_of(path: Path, tokens: Array, ends: Indices, text: TextSection) -> MappedArrays | Documents | Packed:
-    """The samples of tokens [n] and the end of each document. Raises UserError if there are none."""
+    """The samples of tokens [n] and the end of each document. Raises UserError without text for one window."""
     if not len(tokens):
         raise UserError("holds no text", where=str(path))
     if text.length is None:

@@ -13,7 +13,7 @@ class Field(Section):
     columns: list[Text]
     """Names of columns, or glob patterns."""
     type: Literal["number", "text"] | None = None
-    """What a column of CSV holds; by default text if a value is no number. With number, rows with others are bad."""
+    """Type of a CSV column; by default text if a value is not a number. With number, rows with other values are bad."""
     missing: Number | Text = "refuse"
     """What a missing value becomes: `refuse` stops, `mean` is the column's mean; or a number, or a class."""
     standardize: bool = False

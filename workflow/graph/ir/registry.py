@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, MutableMapping
 from typing import TypeVar
 
+Key = TypeVar("Key")
 Rule = TypeVar("Rule")
 
 
@@ -23,10 +24,16 @@ def registered_in(
         ONNX's own by default.
     """
 
+    return entered_in(rules, *((domain, operator) for operator in operators))
+
+
+def entered_in(rules: MutableMapping[Key, Rule], *keys: Key) -> Callable[[Rule], Rule]:
+    """Return a decorator that adds a rule to a table under these keys, none of which has one."""
+
     def enter(rule: Rule) -> Rule:
-        for operator in operators:
-            assert (domain, operator) not in rules
-            rules[domain, operator] = rule
+        for key in keys:
+            assert key not in rules
+            rules[key] = rule
         return rule
 
     return enter

@@ -92,7 +92,7 @@ def cross_entropy_gradient(w: Replacement) -> None:
         is_int32 = shapes.element_type(w.context.types, labels) == TensorProto.INT32
         kind = "int32" if is_int32 else "int64"
         counted = w("Equal", labels, w.constant(ignored, kind))
-        # PyTorch's -100 is no place along the axis of the scores: Gather and ScatterElements would fail.
+        # PyTorch's -100 is not an index of the scores' axis: Gather and ScatterElements would fail.
         labels = w("Where", counted, w.constant(0, kind), labels)
     if weights:
         weight = w("Gather", weights, labels)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ortflow.workflow.graph.ir.registry import entered_in
 from ortflow.workflow.graph.ir.replacement import Replacement
 
 Composition = Callable[[Replacement], None]
@@ -14,11 +15,4 @@ COMPOSITIONS: dict[str, Composition] = {}
 
 def composition(*operators: str) -> Callable[[Composition], Composition]:
     """Register the composition of operators. No operator has two."""
-
-    def enter(function: Composition) -> Composition:
-        for operator in operators:
-            assert operator not in COMPOSITIONS
-            COMPOSITIONS[operator] = function
-        return function
-
-    return enter
+    return entered_in(COMPOSITIONS, *operators)

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import onnx
 
+from ortflow.workflow.graph.ir.registry import entered_in
+
 
 class Sizes(Protocol):
     """Sizes of the values of a graph."""
@@ -30,12 +32,5 @@ UNCOUNTED: set[str] = set()
 
 def cost_rule(*operators: str, exact: bool = True) -> Callable[[Rule], Rule]:
     """Register a rule for operators. No operator has two."""
-
-    def enter(rule: Rule) -> Rule:
-        for operator in operators:
-            assert operator not in COSTS
-            COSTS[operator] = rule
-        (EXACT if exact else UNCOUNTED).update(operators)
-        return rule
-
-    return enter
+    (EXACT if exact else UNCOUNTED).update(operators)
+    return entered_in(COSTS, *operators)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
+from ortflow.workflow.graph.ir.registry import entered_in
+
 Shape = tuple[int, ...]
 Type = tuple[int, Shape]
 """Element type and shape."""
@@ -17,14 +19,7 @@ SIZES: dict[str, Rule] = {}
 
 def size_rule(*operators: str) -> Callable[[Rule], Rule]:
     """Register a rule for operators. No operator has two."""
-
-    def enter(rule: Rule) -> Rule:
-        for operator in operators:
-            assert operator not in SIZES
-            SIZES[operator] = rule
-        return rule
-
-    return enter
+    return entered_in(SIZES, *operators)
 
 
 def first_like_first(node: onnx.NodeProto, place: int, types: Mapping[str, Type]) -> Type | None:
