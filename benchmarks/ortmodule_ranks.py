@@ -13,53 +13,32 @@ import argparse
 import copy
 import json
 import os
-import statistics
-import time
 import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from ortmodule import Variant
 from ortmodule_cases import BATCH, CASES
 from torch.nn.parallel import DistributedDataParallel
 
 from ortflow.torch import ORTModule
 
 
-class Variant:
-    """A module under DDP, its optimizer, and the seconds of its steps."""
-
-    def __init__(self, name: str, run: Any, parameters: Any, batch: tuple[Any, ...]) -> None:
-        self.name, self._run, self._batch = name, run, batch
-        self._optimizer = torch.optim.AdamW(parameters, 1e-4, fused=True)
-        self.seconds: list[float] = []
-        self.loss = 0.0
-        self.time(5)
-        self.seconds.clear()
+class RankVariant(Variant):
+    """A module under DDP, timed by its slowest rank."""
 
     def time(self, count: int) -> None:
-        """Seconds of a step, of `count` in a row, on the slowest rank."""
+        """Seconds of a step, of `count` in a row."""
         dist.barrier()
         torch.cuda.synchronize()
-        begun = time.perf_counter()
-        for _ in range(count):
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = self._run(*self._batch)[1]
-            self._optimizer.zero_grad()
-            loss.backward()
-            self._optimizer.step()
-        self.loss = float(loss.item())
-        seconds = torch.tensor([(time.perf_counter() - begun) / count], device="cuda")
+        super().time(count)
+        seconds = torch.tensor([self.seconds[-1]], device="cuda")
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        self.seconds.append(float(seconds.item()))
-
-    @property
-    def median(self) -> float:
-        """Seconds of a step."""
-        return statistics.median(self.seconds)
+        self.seconds[-1] = float(seconds.item())
 
 
-def variant(name: str, module: torch.nn.Module, batch: tuple[Any, ...]) -> Variant:
+def variant(name: str, module: torch.nn.Module, batch: tuple[Any, ...]) -> RankVariant:
     """The variant after its first steps."""
     own = copy.deepcopy(module)
     device = torch.cuda.current_device()
@@ -70,7 +49,7 @@ def variant(name: str, module: torch.nn.Module, batch: tuple[Any, ...]) -> Varia
         run = DistributedDataParallel(torch.compile(own, dynamic=False), [device], gradient_as_bucket_view=True)
     else:
         run = torch.compile(DistributedDataParallel(own, [device], gradient_as_bucket_view=True), dynamic=False)
-    return Variant(name, run, own.parameters(), batch)
+    return RankVariant(name, run, own, batch, "cuda")
 
 
 def main() -> None:
@@ -90,12 +69,12 @@ def main() -> None:
             module, batch = CASES[model](size, "cuda")
             module = module.to("cuda")
             variants = [variant(name, module, batch) for name in ("ortmodule", "compiled in DDP", "DDP compiled")]
-            for _ in range(options.rounds):
+            for _ in range(options.rounds):  # the first warms up
                 for each in variants:
                     each.time(options.steps)
-            others = min(each.median for each in variants if each.name != "ortmodule")
+            others = min(each.median for each in variants if not each.is_ours)
             for each in variants if rank == 0 else ():
-                ratio = {"of_fastest_other": round(each.median / others, 3)} if each.name == "ortmodule" else {}
+                ratio = {"of_fastest_other": round(each.median / others, 3)} if each.is_ours else {}
                 line: dict[str, Any] = {
                     "model": model,
                     "micro_batch": size,

@@ -170,6 +170,17 @@ def gradients(module: Any) -> list[Any]:
     return [parameter.grad.clone() for parameter in module.parameters()]
 
 
+def plan_captured_by(module: Any, batches: list[Any]) -> Any:
+    """The sessions of a module, whose graphs these steps capture."""
+    for batch in batches:
+        module.zero_grad()
+        loss_of(module, batch).backward()
+    (plan,) = plans_of(module)
+    assert plan.forward.captured
+    assert plan.backward.captured
+    return plan
+
+
 def test_captured_steps_are_those_of_queued_ones(cuda: Runtime) -> None:
     torch.manual_seed(9)
     module = Gpt(width=64, dropout=0.1).to(DEVICE)
@@ -238,12 +249,7 @@ def test_captured_graphs_leave_other_values_as_they_are(cuda: Runtime) -> None:
     torch.manual_seed(13)
     eager, module = pair(Gpt(width=64), cuda_graphs=True)
     batches = [tokens(4, 32) for _ in range(16)]
-    for batch in batches[:8]:
-        module.zero_grad()
-        loss_of(module, batch).backward()
-    (plan,) = plans_of(module)
-    assert plan.forward.captured
-    assert plan.backward.captured
+    plan_captured_by(module, batches[:8])
     results = []
     for batch in batches[8:12]:
         with torch.no_grad(), torch.autocast("cuda", torch.bfloat16):
@@ -270,11 +276,7 @@ def test_gradients_that_are_held_later_are_not_overwritten(cuda: Runtime) -> Non
     torch.manual_seed(14)
     eager, module = pair(Gpt(width=64), cuda_graphs=True)
     batches = [tokens(4, 32) for _ in range(24)]
-    for batch in batches[:8]:
-        module.zero_grad()
-        loss_of(module, batch).backward()
-    (plan,) = plans_of(module)
-    assert plan.backward.captured
+    plan = plan_captured_by(module, batches[:8])
     address = next(module.parameters()).grad.data_ptr()
     module.zero_grad()
     loss_of(module, batches[8]).backward()
@@ -298,12 +300,11 @@ def test_a_module_that_is_captured_after_another(cuda: Runtime) -> None:
     first_eager, first = pair(Gpt(width=64), cuda_graphs=True)
     second_eager, second = pair(Gpt(width=64), cuda_graphs=True)
     batches = [tokens(4, 32) for _ in range(16)]
-    for batch in batches[:8]:
-        loss_of(first, batch).backward()
-        first.zero_grad()
-    for batch in batches[:8]:
-        loss_of(second, batch).backward()
-        second.zero_grad()
+    loss_of(second, batches[0]).backward()  # opening its sessions would discard the graphs of the first
+    plan_captured_by(first, batches[:8])
+    first.zero_grad()
+    plan_captured_by(second, batches[:8])
+    second.zero_grad()
     assert all(plan.backward.captured for each in (first, second) for plan in plans_of(each))
     for one, two in ((first_eager, second_eager), (first, second)):
         kept = loss_of(two, batches[8])
